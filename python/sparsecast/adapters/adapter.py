@@ -18,6 +18,7 @@ from torch import nn
 
 from ..buffers import dtype_name
 from ..errors import CorruptError, UnsupportedError, UsageError
+from ..torch.owners import LiveTensors, tensors_of
 
 CONFIG_FILE = "adapter_config.json"
 TENSOR_FILE = "adapter_model.safetensors"
@@ -141,7 +142,8 @@ class AdapterSpec:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter of a trainer. ``tensors`` are the live ones: a publisher reads them where they are at each publication.
+    """An adapter of a trainer. ``tensors`` are the live ones, of PEFT's model looked up in it at each access: a publisher
+    of their items reads them where they are at each publication, and notices those that are no longer there.
 
     Publish it as any other weights: ``sparsecast.torch.Publisher(adapter.tensors.items(), transport=...)``.
     """
@@ -168,12 +170,12 @@ class Adapter:
             have = f"it has {', '.join(configs)}" if configs else "PEFT has not wrapped it"
             raise UsageError(f"the model has no adapter '{name}': {have}")
         marker = re.compile(rf"\.(lora_[A-Za-z_]+|modules_to_save)\.{re.escape(name)}(?=\.|$)")
-        tensors = {
-            marker.sub(r".\1", own): parameter.detach()
-            for own, parameter in model.named_parameters()
-            if marker.search(own)
-        }
-        adapter = cls(name, plain_config(configs[name]), tensors)
+
+        def look() -> dict[str, torch.Tensor]:
+            found = tensors_of(model).items()
+            return {marker.sub(r".\1", own): tensor.detach() for own, tensor in found if marker.search(own)}
+
+        adapter = cls(name, plain_config(configs[name]), LiveTensors(look))
         adapter.spec()
         return adapter
 

@@ -38,6 +38,13 @@ def raise_if_any_failed(failure: BaseException | None, group: ProcessGroup) -> N
         raise PeerFailedError("other ranks of this engine failed: " + "; ".join(failed))
 
 
+def is_so_anywhere(here: bool, group: ProcessGroup) -> bool:
+    """Returns whether any rank says so. Collective over the group."""
+    said = torch.tensor([int(here)])
+    dist.all_reduce(said, op=dist.ReduceOp.MAX, group=group)
+    return bool(said.item())
+
+
 def _text(answer: torch.Tensor) -> str:
     length = min(int.from_bytes(bytes(answer[:4].tolist()), "little"), _TEXT_BYTES)
     return bytes(answer[4 : 4 + length].tolist()).decode(errors="replace")

@@ -68,8 +68,9 @@ class Receiver:
     `layout` is the whole engine's, the same on all its ranks; `tensors[i]` is the memory of
     `layout.ranks[rank].tensors[i]`, contiguous, which the caller keeps where it is. The memory holds `version` now,
     unless `needs_anchor`: then `join` writes all of it. On a GPU all work is enqueued on `stream` (its handle; 0: a
-    stream of the receiver's own). `entry_bytes` is that of `Subscriber`. `recomputations` bring tensors that the engine computes from its weights up to date,
-    after every write. Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
+    stream of the receiver's own). `entry_bytes` is that of `Subscriber`. `recomputations` bring tensors that the engine
+    computes from its weights up to date, after every write. `guard` raises UsageError once the model has a weight in
+    other memory: `join`, `start_receive`, `apply` and `audit` ask it first, and nothing is written then. Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Receiver:
         stream: int = 0,
         entry_bytes: int | None = None,
         recomputations: Sequence[Recomputation] = (),
+        guard: Callable[[], None] | None = None,
     ) -> None:
         from sparsecast import ShardedSubscriber
 
@@ -108,6 +110,7 @@ class Receiver:
         self._device = next((memory.device for memory in tensors), "cpu")
         self._tensors = len(tensors)
         self._recomputations = tuple(recomputations)
+        self._guard = guard or (lambda: None)
         self._version = version
         self._state: State = "unproven"
         self._epoch = 0  # Odd while an apply runs.
@@ -153,6 +156,15 @@ class Receiver:
                 span.end = self._version
                 span.undisturbed = epoch == self._epoch and epoch % 2 == 0
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether the model has a weight in other memory than this receiver writes; it is of no use then."""
+        try:
+            self._guard()
+        except UsageError:
+            return True
+        return False
+
     # -- for the engine's thread ---------------------------------------------------------------------------------
 
     def join(self, world: World, timeout: float = 60.0) -> None:
@@ -165,6 +177,7 @@ class Receiver:
         DigestMismatchError if the memory differs from its version, and the errors of the plan.
         """
         self._refuse_closed()
+        self._guard()
         if self._state in ("receiving", "staged", "applying"):
             raise UsageError(f"engine {self.engine!r}: join() while it is {self._state}; abandon() that first")
         verified = self._state not in ("unproven", "dirty")
@@ -193,6 +206,7 @@ class Receiver:
         """
         self._refuse_closed()
         self._refuse_dirty()
+        self._guard()
         if base_version is not None and base_version != self._version:
             raise VersionGapError(
                 f"engine {self.engine!r}, rank {self.rank}, is on version {self._version}, and the update starts from "
@@ -224,6 +238,11 @@ class Receiver:
         self.wait_staged(timeout)
         if self._state != "staged":
             raise UsageError(f"engine {self.engine!r}: apply() while it is {self._state}")
+        try:
+            self._guard()
+        except UsageError as error:
+            self.abandon(str(error), timeout)
+            raise
         self._staging = None
         with self._writing():
             self._state = "applying"
@@ -285,6 +304,7 @@ class Receiver:
         """
         self._refuse_closed()
         self._refuse_dirty()
+        self._guard()
         try:
             self._subscriber.audit()
             for recomputation in self._recomputations:

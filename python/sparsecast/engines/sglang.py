@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 import torch.distributed as dist
 
-from sparsecast.engines._agreement import raise_if_any_failed
+from sparsecast.engines._agreement import is_so_anywhere, raise_if_any_failed
 from sparsecast.engines._sglang_messages import GroupInfo
 from sparsecast.engines._sglang_weights import trace_and_verify, trace_weights
 from sparsecast.engines.loader_trace import TracedLoader
@@ -78,7 +78,10 @@ class SglangEnd:
         known = (
             self.receiver is not None and self.receiver.state != "closed" and self._asked == (info.tensors, info.modes)
         )
-        if not known or info.needs_anchor:
+        has_moved = known and self.receiver is not None and self.receiver.has_moved
+        if is_so_anywhere(has_moved, self._group) or not known or info.needs_anchor:
+            if self.receiver is not None:
+                self.receiver.close(info.timeout)
             self.receiver = self._make_receiver(info)
             self._asked = (info.tensors, info.modes)
         receiver = self._joined()
@@ -238,6 +241,7 @@ class SglangEnd:
                     needs_anchor=info.needs_anchor,
                     entry_bytes=info.entry_bytes,
                     recomputations=[recomputation],
+                    guard=traced.guard(model),
                 )
             )
         )

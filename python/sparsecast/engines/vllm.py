@@ -30,7 +30,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from sparsecast.engines._agreement import raise_if_any_failed
+from sparsecast.engines._agreement import is_so_anywhere, raise_if_any_failed
 from sparsecast.engines._codes import with_code
 from sparsecast.engines._release import refuse_other_release
 from sparsecast.engines._vllm_draft import Draft, choose_draft, with_draft, without_draft
@@ -188,6 +188,9 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self._in_update = False
         if self.receiver is not None and init_info.needs_anchor:
             self.receiver.close(init_info.timeout)  # Its knowledge of the memory is no longer valid.
+        if is_so_anywhere(self.receiver is not None and self.receiver.has_moved, group.cpu_group):
+            assert self.receiver is not None
+            self.receiver.close(init_info.timeout)  # The model has been given other memory: it is traced again.
         asked = (init_info.table(), init_info.modes)
         if self.receiver is None or self.receiver.state == "closed" or asked != self._asked:
             self.receiver = self._make_receiver(init_info, group.cpu_group, group.rank_in_group, group.world_size)
@@ -314,6 +317,8 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             self._shadows = traced.kept()
         layout = gather_layout(traced.layout(node=os.uname().nodename), cpu_group)
         replica = self._replica(size)
+        draft_model = self.find_draft() if self.find_draft is not None else None
+        models = [model for model in (self.model, draft_model) if model is not None]
         receiver = Receiver(
             f"{init_info.engine}/{replica}" if replica else init_info.engine,
             layout,
@@ -323,6 +328,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             needs_anchor=init_info.needs_anchor,
             entry_bytes=init_info.entry_bytes,
             recomputations=recomputations,
+            guard=traced.guard(*models),
         )
         self.traced, self.recomputations = traced, recomputations
         return receiver

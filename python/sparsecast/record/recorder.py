@@ -20,7 +20,7 @@ from torch import nn
 
 from ..buffers import bits_of, dtype_name
 from ..errors import CorruptError, IoError, UnsupportedError, UsageError
-from ..torch.shards import named_tensors
+from ..torch.owners import tensors_of
 from .files import read_safetensors, step_path, write_atomically
 
 #: Positions are I32 in the files.
@@ -71,7 +71,7 @@ class Recorder:
         self._version = version
         self._steps = 0
         self._hook: Any = None
-        named = list(source.items()) if isinstance(source, Mapping) else named_tensors(source)
+        named = _named(source)
         for name, tensor in named:
             _check(name, tensor, self._wire)
         self._tensors, self._ties = _untied(named)
@@ -138,7 +138,7 @@ class Recorder:
     def _check_unmoved(self) -> None:
         if self._module is not None:
             # The data pointer may change: a parameter whose data is replaced is still the same parameter.
-            now = dict(named_tensors(self._module))
+            now = tensors_of(self._module)
             for name, tensor in self._tensors.items():
                 if now.get(name) is not tensor:
                     raise UsageError("the module has another tensor under this name now; make a new recorder", name)
@@ -191,6 +191,12 @@ class Recorder:
         write_atomically(path, lambda partial: save_file(tensors, partial, metadata))
         if self._verify and not _reads_back(path, tensors, metadata):
             raise CorruptError("it does not read back as it was written", str(path))
+
+
+def _named(source: nn.Module | NamedTensors) -> list[tuple[str, torch.Tensor]]:
+    if isinstance(source, nn.Module):
+        return list(tensors_of(source).items())
+    return list(source.items() if isinstance(source, Mapping) else source)
 
 
 def _reads_back(path: pathlib.Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> bool:

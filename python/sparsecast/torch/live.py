@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .._core import Layout, ShardedPublisher, ShardedReport
+from .._core import ControlChannel, Layout, ShardedPublisher, ShardedReport
 from ..buffers import describe
 from ..errors import UsageError
 from ..transports import Log, Transport
@@ -42,6 +42,7 @@ class LiveEnd:
         self._shards = shards
         self._rank = rank
         self._met = False
+        self._world: ControlChannel | None = None
         self._report_tensors = report_tensors
         self.order = StreamOrder(shards.tensors)
         self.publisher = ShardedPublisher(
@@ -79,10 +80,10 @@ class LiveEnd:
                 "the publisher has no transport: give it one (sparsecast.World, ...), or give the publisher to a "
                 "PublisherSource of sparsecast.control and call the control plane's sync_now()"
             )
-        world = self._transport.open(self._rank)
+        self._world = self._transport.open(self._rank)
         # The base of the first group is the weights as they are now: engines are compared with them, or seeded.
         self._refresh(ready)
-        self.publisher.regroup(world, channels=self._transport.channels, timeout=self._transport.timeout)
+        self.publisher.regroup(self._world, channels=self._transport.channels, timeout=self._transport.timeout)
         self._met = True
 
     def publish(
@@ -124,9 +125,18 @@ class LiveEnd:
         )
 
     def _refresh(self, ready: torch.cuda.Event | None) -> None:
-        """Updates the tensors on the stream of the publisher, after the work that the caller had enqueued at ``ready``."""
-        with self.order.behind(ready):
-            self._shards.refresh()
+        """Updates the tensors on the stream of the publisher, after the work that the caller had enqueued at ``ready``.
+
+        If that fails, the other ranks hear of it, instead of waiting for this one until their deadline.
+        """
+        try:
+            with self.order.behind(ready):
+                self._shards.refresh()
+        except Exception as error:
+            self._met = False
+            if self._world is not None:
+                self._world.abort(str(error))
+            raise
 
     def _extent(self, sent: ShardedReport) -> tuple[int, int]:
         """Returns the number of elements that this rank sends, and their bytes. Of copies that several ranks hold, one

@@ -56,7 +56,8 @@ class LoaderSource:
         self._recomputation.prove(as_loaded=checkpoint is not None)
         traced.require_complete(self._recomputation.derived)
         memory = [tensor.memory for tensor in traced.tensors]
-        self.shards = LocalShards(traced.layout(), memory, [None] * len(memory))
+        guard = traced.guard(model, cure="make a new LoaderSource")
+        self.shards = LocalShards(traced.layout(), memory, [None] * len(memory), guard=guard)
         self._traced = traced
 
     def memories(self) -> list[Memory]:

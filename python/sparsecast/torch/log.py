@@ -82,8 +82,7 @@ class LogEnd:
     ) -> PublishReport:
         del ready  # Everything is in host memory.
         if self._fused:
-            if self._shards.guard is not None:
-                self._shards.guard()
+            self._shards.check()
         else:
             self._shards.refresh()
         self._publisher.publish(label or (f"step {step}" if step is not None else ""))
@@ -117,7 +116,8 @@ class LogEnd:
             raise UsageError(
                 "the detector 'fused_cast' needs fp32 parameters and wire_dtype=torch.bfloat16 for all of them"
             )
-        self._fused = castable and self._shards.prepare is None and wanted in ("auto", "fused_cast")
+        stays = self._shards.prepare is None and self._shards.look_again is None
+        self._fused = castable and stays and wanted in ("auto", "fused_cast")
         if not self._fused:
             return "snapshot", None
         return "fused_cast", [describe(master) for master in whole.masters if master is not None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -36,7 +37,9 @@ class Publisher:
     its own shards: no parameter is ever gathered. ``rename`` maps names to those of the engines (a dict or a callable;
     None leaves a tensor out). ``wire_dtype`` is the dtype that engines hold if it differs from that of the parameters:
     fp32 masters are cast to bf16 on the way. ``dtypes`` says which integers are 4-bit numbers ({"*_packed": "I4X2"};
-    :func:`shards_of`): subscribers say the same.
+    :func:`shards_of`): subscribers say the same. Weights are read where they are: one that has been given other memory
+    (offloaded, ``p.data = ...``, ``load_state_dict(assign=True)``, a module replaced) is a UsageError of the next
+    publication, and needs a new publisher. ``reassigned``: patterns of names that get other memory at each step.
 
     ``detector`` "auto" selects "fused_cast" for a log if every tensor is cast from fp32 to bf16 (the cast is the
     detection, and no other copy is kept), otherwise "snapshot" (a copy of what engines hold, on the device of the
@@ -73,6 +76,7 @@ class Publisher:
         threads: int = 1,
         unsent: tuple[str, ...] = (),
         report_tensors: bool = True,
+        reassigned: Sequence[str] = (),
     ) -> None:
         if detector not in DETECTORS:
             raise UsageError(f"there is no detector '{detector}': {', '.join(DETECTORS)}")
@@ -80,7 +84,12 @@ class Publisher:
             raise UsageError("publish_every is a number of steps, of an optimizer that is given")
         # The publisher of a world casts fp32 masters itself; for a log they are cast here.
         self._shards = shards_of(
-            source, rename=rename, wire_dtype=wire_dtype, dtypes=dtypes, cast=isinstance(transport, Log)
+            source,
+            rename=rename,
+            wire_dtype=wire_dtype,
+            dtypes=dtypes,
+            cast=isinstance(transport, Log),
+            reassigned=reassigned,
         )
         self._step: int | None = None
         self._every = publish_every
@@ -94,14 +103,16 @@ class Publisher:
             "objective": objective,
             "threads": threads,
         }
-        if isinstance(transport, Log):
-            self._end: LiveEnd | LogEnd = LogEnd(transport, self._shards, detector, version, encode)
-        else:
-            layout = gather_layout(self._shards.layout, process_group)
-            rank = dist.get_rank(process_group) if len(layout.ranks) > 1 else 0
-            self._end = LiveEnd(
-                transport, self._shards, layout, rank, detector, version, encode, list(unsent), report_tensors
-            )
+        with self._shards.counted():
+            self._end: LiveEnd | LogEnd
+            if isinstance(transport, Log):
+                self._end = LogEnd(transport, self._shards, detector, version, encode)
+            else:
+                layout = gather_layout(self._shards.layout, process_group)
+                rank = dist.get_rank(process_group) if len(layout.ranks) > 1 else 0
+                self._end = LiveEnd(
+                    transport, self._shards, layout, rank, detector, version, encode, list(unsent), report_tensors
+                )
         self._hooks: list[Any] = []
         if optimizer is not None:
             self._attach(optimizer)

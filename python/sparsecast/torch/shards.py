@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from .._core import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
 from ..buffers import PAIRS, WORD_BYTES, dtype_name
-from ..errors import UsageError
+from ..errors import UnsupportedError, UsageError
 from .dtensor import Piece, local_pieces
+from .owners import LiveTensors, MemoryWatch, ModuleWatch, alias_of, local_of, place_of, tensors_of
 
 # : Canonical name of a parameter, or None if it is not sent. A dict lists only the names that differ.
 Rename = Mapping[str, str | None] | Callable[[str], str | None]
@@ -25,6 +28,9 @@ WireDtype = torch.dtype | Callable[[str, torch.Tensor], torch.dtype | None]
 Dtypes = Mapping[str, str]
 
 Source = nn.Module | Iterable[tuple[str, torch.Tensor]]
+
+_log = logging.getLogger("sparsecast")
+_CURE = "make a new publisher or subscriber"
 
 
 @dataclasses.dataclass
@@ -41,8 +47,20 @@ class LocalShards:
     tensors: list[torch.Tensor]
     masters: list[torch.Tensor | None]
     prepare: Callable[[], None] | None = None
-    # : Raises if a parameter has been given other memory since.
+    # : Raises UsageError if a tensor has been given other memory since, or has no owner any more.
     guard: Callable[[], None] | None = None
+    # : Brings ``masters`` to what the model holds now of tensors that are assigned anew.
+    look_again: Callable[[], None] | None = None
+    memory: MemoryWatch | None = None
+
+    def counted(self) -> contextlib.AbstractContextManager[None]:
+        """What is made of the tensors meanwhile is counted as their user's, not as an owner's."""
+        return self.memory.counted() if self.memory is not None else contextlib.nullcontext()
+
+    def check(self) -> None:
+        """Raises UsageError naming a tensor whose memory is no longer the one that was described."""
+        if self.guard is not None:
+            self.guard()
 
     def holds_master(self, local: int) -> bool:
         """Returns whether tensors[local] is the fp32 master of a tensor that is bf16 in the layout."""
@@ -57,8 +75,9 @@ class LocalShards:
 
         Raises UsageError naming a parameter whose memory is no longer the one that was described.
         """
-        if self.guard is not None:
-            self.guard()
+        self.check()
+        if self.look_again is not None:
+            self.look_again()
         with torch.no_grad():
             for tensor, master in zip(self.tensors, self.masters, strict=True):
                 if master is not None:
@@ -78,18 +97,6 @@ class _Held:
     pieces: list[Piece]  # what of the canonical tensor is where in `local`; together all of it
     wire: torch.dtype
     dtype: str  # as it is sent
-
-
-def named_tensors(source: Source) -> list[tuple[str, torch.Tensor]]:
-    """Returns the parameters and persistent buffers of a module under all their names, or the list of the caller."""
-    if not isinstance(source, nn.Module):
-        return list(source)
-    found = dict(source.named_parameters(remove_duplicate=False))
-    for prefix, module in source.named_modules(remove_duplicate=False):
-        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-            if name not in module._non_persistent_buffers_set:
-                found[f"{prefix}.{name}" if prefix else name] = buffer
-    return list(found.items())
 
 
 def _renamed(name: str, rename: Rename | None) -> str | None:
@@ -114,21 +121,23 @@ def _hold(
     name = _renamed(own_name, rename)
     if name is None:
         return None
+    local = _memory_of(own_name, local_of(tensor))
     shape = tuple(tensor.shape)
     if hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh"):
         found = local_pieces(tensor, own_name)  # type: ignore[arg-type]
         if found is None:
             return None
-        pieces, local = found, tensor.to_local()
+        pieces = found
     else:
-        pieces, local = [Piece(Box([0] * len(shape), list(shape)), (0,) * len(shape))], tensor
-    if local.is_meta:
-        raise UsageError("it is on the meta device: it has no memory yet", f"tensor '{own_name}'")
-    local = local.detach()
+        pieces = [Piece(Box([0] * len(shape), list(shape)), (0,) * len(shape))]
     declared = next((dtype for pattern, dtype in (dtypes or {}).items() if fnmatch.fnmatchcase(name, pattern)), None)
     if declared is None:
         wire_dtype = _wire_dtype(own_name, tensor, wire)
-        return _Held(name, own_name, shape, local, pieces, wire_dtype, dtype_name(wire_dtype))
+        try:
+            carried = dtype_name(wire_dtype)
+        except UsageError as error:
+            raise UnsupportedError(str(error), f"tensor '{own_name}'") from None
+        return _Held(name, own_name, shape, local, pieces, wire_dtype, carried)
     _check_declared(own_name, declared, local)
     if local.dtype == torch.int32:  # Words: their bytes are a last dimension.
         shape = (*shape, WORD_BYTES)
@@ -139,6 +148,42 @@ def _hold(
         local = _flat(local).view(torch.uint8).as_strided((*local.shape, WORD_BYTES), strides)
     local = local.view(torch.uint8)
     return _Held(name, own_name, shape, local, pieces, local.dtype, declared)
+
+
+def _memory_of(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the memory of a tensor as a plain one of its shape and strides, which keeps only the memory alive."""
+    context = f"tensor '{name}'"
+    kind = type(tensor).__name__
+    if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+        raise UsageError("it has no memory yet: run a forward of its lazy module first", context)
+    if tensor.is_meta:
+        raise UsageError("it is on the meta device: it has no memory yet", context)
+    if tensor.layout != torch.strided or tensor.is_nested:
+        form = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
+        raise UnsupportedError(f"a tensor that is {form} has no plain memory", context)
+    if tensor.is_neg() or tensor.is_conj():
+        raise UnsupportedError("its memory is to be negated or conjugated: take resolve_neg().resolve_conj()", context)
+    try:
+        end = (tensor.storage_offset() + _span(tensor)) * tensor.element_size() if tensor.numel() else 0
+        freed = end > tensor.untyped_storage().nbytes()
+        memory = tensor if freed else alias_of(tensor, tensor.shape, tensor.stride())
+        missing = memory.numel() > 0 and memory.data_ptr() == 0
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        raise UnsupportedError(f"a {kind} has no memory that can be read: {error}", context) from error
+    if freed:
+        raise UsageError("its memory has been freed (resize_(0) of its storage)", context)
+    if missing:
+        raise UnsupportedError(
+            f"a {kind} has no memory of its own: publish the tensors that it is made of, by name", context
+        )
+    return memory
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Returns how many elements of memory a tensor with elements reaches over."""
+    if any(stride < 0 for stride in tensor.stride()):
+        raise UsageError("negative strides")
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _check_declared(name: str, dtype: str, tensor: torch.Tensor) -> None:
@@ -152,10 +197,7 @@ def _check_declared(name: str, dtype: str, tensor: torch.Tensor) -> None:
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the memory that the elements span as one contiguous dimension, whatever the strides of the tensor."""
-    if any(stride < 0 for stride in tensor.stride()):
-        raise UsageError("negative strides")
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
-    return tensor.as_strided((span,), (1,))
+    return alias_of(tensor, (_span(tensor) if tensor.numel() else 0,), (1,))
 
 
 def _may_stay_master(local: torch.Tensor, wire: torch.dtype) -> bool:
@@ -177,7 +219,7 @@ class _Collected:
     ties: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     by_memory: dict[tuple[object, ...], str] = dataclasses.field(default_factory=dict)
 
-    def add(self, held: _Held) -> None:
+    def add(self, held: _Held, copied: bool) -> None:
         if held.name in self.specs:
             raise UsageError(f"'{held.own_name}' has the name of another tensor", f"tensor '{held.name}'")
         self.specs[held.name] = (held.name, held.dtype, held.shape)
@@ -189,7 +231,8 @@ class _Collected:
                 self.ties.append((held.name, original))
                 return
         master = None
-        if held.wire != local.dtype and (self.cast or not _may_stay_master(local, held.wire)):
+        cast = held.wire != local.dtype and (self.cast or not _may_stay_master(local, held.wire))
+        if copied or cast:
             master, local = local, torch.empty(local.shape, dtype=held.wire, device=local.device)
         self.masters.append(master)
         self.tensors.append(_flat(local))
@@ -201,27 +244,51 @@ class _Collected:
                 self.shards.append(Shard(len(self.specs) - 1, box, len(self.locals) - 1, first, strides))
 
 
-def _local_memory(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.data_ptr(), tuple(local.shape), local.stride()
+def _live(source: Source) -> LiveTensors | None:
+    """Returns what a source looks its tensors up in, if it does: ``tensors.items()`` of :class:`LiveTensors`."""
+    found = getattr(source, "_mapping", source)
+    return found if isinstance(found, LiveTensors) else None
 
 
-def _guard(source: Source) -> Callable[[], None] | None:
-    """Returns a check that parameters still have the memory that was described; offloading, reloading or a new FSDP
-    wrap may replace it.
-    """
-    if not isinstance(source, nn.Module):
-        return None
-    described = {name: _local_memory(tensor) for name, tensor in named_tensors(source)}
+def _guard_live(live: LiveTensors) -> Callable[[], None]:
+    places = {name: place_of(tensor) for name, tensor in live.now().items()}
 
     def check() -> None:
-        for name, tensor in named_tensors(source):
-            if described.get(name) != _local_memory(tensor):
-                raise UsageError(
-                    "its memory is not the one that was described: make a new publisher", f"tensor '{name}'"
-                )
+        now = live.now()
+        for name in places | now:
+            if name not in now or places.get(name) != place_of(now[name]):
+                raise UsageError(f"the model has another tensor by this name now, or none: {_CURE}", f"tensor '{name}'")
 
     return check
+
+
+def _tell_of_what_is_not_sent(module: nn.Module, sent: Mapping[str, torch.Tensor]) -> None:
+    unsent = [name for name in module.state_dict(keep_vars=True) if name not in sent]
+    if unsent:
+        words = "%d entries of the state dict are no parameters or buffers, and are not sent: '%s' is the first"
+        _log.warning(words, len(unsent), unsent[0])
+
+
+def _reassigned_of(module: nn.Module, patterns: Sequence[str], names: Iterable[str]) -> set[str]:
+    found = {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+    for pattern in patterns:
+        if not fnmatch.filter(found, pattern):
+            raise UsageError(f"no tensor of the model has the name '{pattern}' of `reassigned`")
+    return found
+
+
+def _look_again(module: nn.Module, masters: list[torch.Tensor | None], where: dict[str, int]) -> Callable[[], None]:
+    def look() -> None:
+        now = tensors_of(module)
+        for name, local in where.items():
+            before = masters[local]
+            assert before is not None
+            tensor = _memory_of(name, local_of(now[name])) if name in now else None
+            if tensor is None or place_of(tensor)[1::2] != place_of(before)[1::2]:
+                raise UsageError(f"it has another shape or dtype now, or is gone: {_CURE}", f"tensor '{name}'")
+            masters[local] = tensor
+
+    return look
 
 
 def shards_of(
@@ -231,6 +298,7 @@ def shards_of(
     wire_dtype: WireDtype | None = None,
     dtypes: Dtypes | None = None,
     cast: bool = True,
+    reassigned: Sequence[str] = (),
 ) -> LocalShards:
     """Describes what this rank holds of a model, or of an iterable of (name, tensor).
 
@@ -241,24 +309,46 @@ def shards_of(
     fewer bytes. Tensors of uint8 or int8 keep their shape; of int32, eight numbers a word, the four bytes become a last
     dimension. Where ``wire_dtype`` differs from the tensor's own, a buffer of that dtype is made, into which
     :meth:`LocalShards.refresh` casts; with ``cast=False`` not for fp32 tensors that travel as bf16, which then stay
-    masters, for live publishers (they cast while they compare). UsageError and UnsupportedError name the tensor.
+    masters, for live publishers (they cast while they compare). Names of a module's tensors that match a pattern in
+    ``reassigned`` get other memory at each step (``bias = bias + d``): they are looked up and copied in each
+    :meth:`LocalShards.refresh`. Any other that moves, and memory that only these shards still hold, is a UsageError of
+    that call. UsageError and UnsupportedError name the tensor.
     """
     if isinstance(source, LocalShards):
         if rename is not None or wire_dtype is not None or dtypes is not None:
             raise UsageError("local shards have their names and dtypes already")
         return source
-    if not isinstance(source, nn.Module):
-        source = list(source)
+    module = source if isinstance(source, nn.Module) else None
+    if module is None and reassigned:
+        raise UsageError("`reassigned` are names of a module, in which they are looked up")
+    named = tensors_of(module) if module is not None else {}
+    copied = _reassigned_of(module, reassigned, named) if module is not None else set()
     collected = _Collected(cast)
-    for own_name, tensor in named_tensors(source):
+    unsent = set()
+    for own_name, tensor in named.items() if module is not None else list(source):  # type: ignore[arg-type]
         held = _hold(own_name, tensor, rename, wire_dtype, dtypes)
         if held is not None:
-            collected.add(held)
+            collected.add(held, own_name in copied)
+        else:
+            unsent.add(own_name)
     if not collected.specs:
         raise UsageError("there is nothing to send: no parameters, or all of them are left out")
     rank = RankLayout(collected.locals, collected.shards)
     layout = Layout(TensorTable(list(collected.specs.values())), [rank], collected.ties)
-    shards = LocalShards(layout, collected.tensors, collected.masters, guard=_guard(source))
+    shards = LocalShards(layout, collected.tensors, collected.masters)
+    live = _live(source)
+    if module is not None:
+        _tell_of_what_is_not_sent(module, named)
+        shards.guard = ModuleWatch(module, _CURE, ignored=unsent | copied).check
+        if copied:
+            where = {name: index for index, name in enumerate(t.name for t in collected.locals) if name in copied}
+            shards.look_again = _look_again(module, shards.masters, where)
+    elif live is not None:
+        shards.guard = _guard_live(live)
+    else:
+        both = zip(collected.locals, collected.masters, collected.tensors, strict=True)
+        shards.memory = MemoryWatch(((local.name, t if m is None else m) for local, m, t in both), _CURE)
+        shards.guard = shards.memory.check
     shards.refresh()
     return shards
 

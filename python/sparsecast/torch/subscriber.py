@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import _core
-from .._core import ShardedSubscriber
+from .._core import ControlChannel, ShardedSubscriber
 from ..buffers import describe
 from ..errors import DirtyError, UnsupportedError, UsageError
 from ..transports import Log, Transport
@@ -45,7 +45,9 @@ class Subscriber:
     ``version``. From a log it is brought to the newest version whatever it holds. ``pause(True)`` is called before
     weights are written and ``pause(False)`` when they are verified, in the thread of update() or apply().
     ``entry_bytes``, on a device: most bytes of its memory for decoded changes between receive() and apply(); None: a
-    sixteenth of the weights. Call from one thread, except receive(), which may run in another.
+    sixteenth of the weights. Weights are written where they were at construction: regroup(), receive(), apply(), update()
+    and audit() raise UsageError, and write nothing, once the model has one elsewhere, or the model is gone. Call from one
+    thread, except receive(), which may run in another.
     """
 
     def __init__(
@@ -73,31 +75,33 @@ class Subscriber:
         self._transport = transport
         self._pause = pause or (lambda paused: None)
         self._met = False
+        self._world: ControlChannel | None = None
         self._follower: Any = None
-        if isinstance(transport, Log):
-            self._follow(transport, threads, audit_versions, audit_time)
-            return
-        if self._loader is not None and self._loader.holds_copies and not (needs_anchor or self._loader.is_filled):
-            raise UsageError(
-                "copies of tensors that are not patched in place are empty: give LoaderSource the checkpoint that the "
-                "model was loaded from, or let the trainer send everything (needs_anchor)"
+        with self._shards.counted():
+            if isinstance(transport, Log):
+                self._follow(transport, threads, audit_versions, audit_time)
+                return
+            if self._loader is not None and self._loader.holds_copies and not (needs_anchor or self._loader.is_filled):
+                raise UsageError(
+                    "copies of tensors that are not patched in place are empty: give LoaderSource the checkpoint that the "
+                    "model was loaded from, or let the trainer send everything (needs_anchor)"
+                )
+            layout = gather_layout(self._shards.layout, process_group)
+            self._rank = dist.get_rank(process_group) if len(layout.ranks) > 1 else 0
+            self._order = StreamOrder(self._shards.tensors)
+            self.sharded = ShardedSubscriber(
+                engine,
+                layout,
+                self._rank,
+                self._loader.memories() if self._loader is not None else [describe(t) for t in self._shards.tensors],
+                version=version,
+                needs_anchor=needs_anchor,
+                threads=threads,
+                audit_versions=audit_versions,
+                audit_time=audit_time,
+                stream=self._order.number,
+                entry_bytes=entry_bytes,
             )
-        layout = gather_layout(self._shards.layout, process_group)
-        self._rank = dist.get_rank(process_group) if len(layout.ranks) > 1 else 0
-        self._order = StreamOrder(self._shards.tensors)
-        self.sharded = ShardedSubscriber(
-            engine,
-            layout,
-            self._rank,
-            self._loader.memories() if self._loader is not None else [describe(t) for t in self._shards.tensors],
-            version=version,
-            needs_anchor=needs_anchor,
-            threads=threads,
-            audit_versions=audit_versions,
-            audit_time=audit_time,
-            stream=self._order.number,
-            entry_bytes=entry_bytes,
-        )
 
     @property
     def version(self) -> int | None:
@@ -120,9 +124,10 @@ class Subscriber:
         self._transport = transport or self._transport
         assert not isinstance(self._transport, Log)
         self._met = False
-        world = self._transport.open(self._rank)
+        self._world = self._transport.open(self._rank)
+        self._check()
         self._order.catch_up()  # An anchor is written after earlier reads of the weights.
-        self.sharded.regroup(world, channels=self._transport.channels, timeout=self._transport.timeout)
+        self.sharded.regroup(self._world, channels=self._transport.channels, timeout=self._transport.timeout)
         self._load()
         self._met = True
 
@@ -135,6 +140,7 @@ class Subscriber:
             raise UsageError("a log is followed by update(), which fetches ahead by itself")
         if not self._met:
             self.regroup()
+        self._check()
         try:
             self.sharded.receive(self._transport.timeout)
         except Exception:
@@ -152,6 +158,7 @@ class Subscriber:
         begin = time.perf_counter()
         self._pause(True)
         try:
+            self._check()
             self._order.catch_up()  # Weights are written after earlier reads.
             try:
                 done = self.sharded.apply(self._transport.timeout)
@@ -176,6 +183,7 @@ class Subscriber:
             self.receive()
             return self.apply()
         begin = time.perf_counter()
+        self._check()
         if self._loader_failure is not None:
             self._load()  # The follower itself is at its version, and may find nothing to do.
         done = self._follower.step(version)
@@ -193,6 +201,7 @@ class Subscriber:
         """Reads every byte of the weights again. Raises DirtyError naming a tensor that differs from its version."""
         if self._follower is not None:
             raise UsageError("a follower audits a slice after every version by itself")
+        self._check()
         self.sharded.audit()
         if self._loader is not None:
             self._loader.audit()
@@ -204,6 +213,18 @@ class Subscriber:
         if self._loader is None:
             return {"in_place": len(self._shards.tensors)}
         return self._loader.report()
+
+    def _check(self) -> None:
+        """Raises UsageError if the model has other memory than it is about to be given the weights in; the other ranks of
+        a world hear of it.
+        """
+        try:
+            self._shards.check()
+        except UsageError as error:
+            self._met = False
+            if self._world is not None:
+                self._world.abort(str(error))
+            raise
 
     def _load(self) -> None:
         """Has the loader bring the model to what the copies hold."""

@@ -26,7 +26,12 @@ def transformed(shards: LocalShards, transforms: Sequence[Transform]) -> LocalSh
     Dtypes and shapes of the table are those of the weights, so this function does not support stored bases
     (DequantizeMerge).
     """
-    from ..torch.shards import LocalShards
+    with shards.counted():
+        return _transformed(shards, transforms)
+
+
+def _transformed(shards: LocalShards, transforms: Sequence[Transform]) -> LocalShards:
+    from ..torch.shards import LocalShards, shard_memory
 
     layout = shards.layout
     (rank,) = layout.ranks
@@ -38,8 +43,7 @@ def transformed(shards: LocalShards, transforms: Sequence[Transform]) -> LocalSh
     names = [name for name, _, _ in layout.table]
     held: dict[str, list[tuple[Shard, torch.Tensor]]] = {name: [] for name in names}
     for shard in rank.shards:
-        memory = shards.tensors[shard.local].view(-1)
-        view = memory.as_strided(shard.box.extent, shard.strides, memory.storage_offset() + shard.first)
+        view = shard_memory(shards.tensors[shard.local], shard)
         held[names[shard.tensor]].append((shard, view))
     taken = {name for name, _, _ in layout.table if pipeline.is_taken(name)}
     aliases = dict(layout.ties)
@@ -81,4 +85,11 @@ def transformed(shards: LocalShards, transforms: Sequence[Transform]) -> LocalSh
         ties += list(zip(results[alias], results[original], strict=True))
     table = TensorTable([(spec.name, spec.dtype, spec.shape) for spec in pipeline.specs])
     made = Layout(table, [RankLayout(locals_, out, rank.node)], ties)
-    return LocalShards(made, tensors, masters, prepare, shards.guard)
+
+    def look_again() -> None:
+        assert shards.look_again is not None
+        shards.look_again()
+        masters[: len(shards.masters)] = shards.masters
+
+    again = look_again if shards.look_again is not None else None
+    return LocalShards(made, tensors, masters, prepare, shards.guard, again, shards.memory)

@@ -45,7 +45,8 @@ def test_renaming_by_table_and_by_callable_and_leaving_out() -> None:
 
 def test_wire_dtypes_are_cast_by_refresh_and_integers_stay() -> None:
     model = nn.Linear(3, 2)
-    shards = shards_of([("w", model.weight), ("n", torch.tensor([3]))], wire_dtype=torch.bfloat16)
+    count = torch.tensor([3])
+    shards = shards_of([("w", model.weight), ("n", count)], wire_dtype=torch.bfloat16)
     assert [d for _, d, _ in shards.layout.table] == ["BF16", "I64"]
     with torch.no_grad():
         model.weight.add_(1)

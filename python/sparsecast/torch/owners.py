@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notices that tensors which are read or written by their address have got other memory, or no owner any more.
+
+Offloading and back, ``p.data = ...``, ``load_state_dict(assign=True)`` and replaced modules leave what holds the old
+memory with bytes that no model computes with. Nothing here keeps a parameter alive, and there are no weak references to
+tensors, which ``torch.utils.swap_tensors`` refuses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Container, ItemsView, Iterable, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from ..errors import UnsupportedError, UsageError
+
+Place = tuple[object, ...]
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the part of a DTensor that is here; other tensors as they are."""
+    with torch.no_grad():
+        return tensor.to_local() if hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh") else tensor
+
+
+def place_of(tensor: torch.Tensor) -> Place:
+    """Returns address, shape, strides, dtype and device of what is here of a tensor."""
+    local = local_of(tensor)
+    return local.data_ptr(), local.shape, local.stride(), local.dtype, local.device
+
+
+def alias_of(tensor: torch.Tensor, shape: Iterable[int], strides: Iterable[int], first: int = 0) -> torch.Tensor:
+    """Returns a tensor of the same memory from element ``first`` on, which unlike a view does not keep ``tensor`` alive."""
+    memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return memory.set_(tensor.untyped_storage(), tensor.storage_offset() + first, tuple(shape), tuple(strides))
+
+
+class LiveTensors(Mapping[str, torch.Tensor]):
+    """Tensors by name that ``look`` finds anew at each access, in a module for instance."""
+
+    def __init__(self, look: Callable[[], dict[str, torch.Tensor]]) -> None:
+        self.now = look
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.now()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.now())
+
+    def __len__(self) -> int:
+        return len(self.now())
+
+    def items(self) -> ItemsView[str, torch.Tensor]:
+        return _LiveItems(self)
+
+
+class _LiveItems(ItemsView[str, torch.Tensor]):
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self._mapping.now().items())  # type: ignore[attr-defined]
+
+
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the parameters, and then the persistent buffers, of a module under all their names in its state dict.
+
+    What is in the state dict and in no module, made by a hook or no tensor, is left out. FSDP2 modules shard their
+    parameters again for a state dict. Raises UnsupportedError for FSDP1, whose state dict is a collective.
+    """
+    for name, part in module.named_modules():
+        if type(part).__name__ == "FullyShardedDataParallel":
+            words = "FSDP1 keeps its parameters as parts of flat ones: shard with fully_shard (FSDP2)"
+            raise UnsupportedError(words, f"module '{name}'")
+    state = module.state_dict(keep_vars=True)
+    if not isinstance(state, Mapping):
+        raise UsageError(f"state_dict() of {type(module).__name__} returns no dict but a {type(state).__name__}")
+    names: dict[int, list[str]] = {}
+    for name, value in state.items():
+        names.setdefault(id(value), []).append(name)
+    parameters: dict[str, torch.Tensor] = {}
+    buffers: dict[str, torch.Tensor] = {}
+    for _, part in module.named_modules(remove_duplicate=False):
+        for key, tensor in _own(part):
+            of_kind = parameters if key in part._parameters else buffers
+            for name in names.pop(id(tensor), ()):
+                of_kind[name] = tensor
+    return parameters | buffers
+
+
+def _walked(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns all parameters and buffers by the names of the modules that have them."""
+    found = dict(module.named_parameters(remove_duplicate=False))
+    return found | dict(module.named_buffers(remove_duplicate=False))
+
+
+def _own(part: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for key, parameter in part._parameters.items():
+        if parameter is not None:
+            yield key, parameter
+    for key, buffer in part._buffers.items():
+        if buffer is not None and key not in part._non_persistent_buffers_set:
+            yield key, buffer
+
+
+@dataclasses.dataclass
+class _Node:
+    """One module as it was, with its own children and tensors."""
+
+    module: weakref.ref[nn.Module]
+    children: dict[str, weakref.ref[nn.Module] | None]
+    tensors: dict[str, Place]
+    count: int  # of its tensors, also of those that are not compared
+
+    def stands(self, every: bool) -> bool:
+        part = self.module()
+        if part is None or (every and len(part._modules) != len(self.children)):
+            return False
+        for key, child in self.children.items():
+            if part._modules.get(key) is not (child() if child is not None else None):
+                return False
+        for key, place in self.tensors.items():
+            tensor: torch.Tensor | None = part._parameters.get(key)
+            if tensor is None:
+                tensor = part._buffers.get(key)
+            if tensor is None or place_of(tensor) != place:
+                return False
+        return not every or sum(1 for _ in _own(part)) == self.count
+
+
+class ModuleWatch:
+    """Compares where the tensors of a module are with where they were at construction, by their names.
+
+    All of its state dict, and new ones are noticed, too; or those alone, by the names of modules, that lie in
+    ``storages``, addresses of the first bytes of storages. ``ignored``: names of tensors that may be anywhere. A check
+    takes one or two microseconds a tensor.
+    """
+
+    def __init__(
+        self, module: nn.Module, cure: str, *, storages: set[int] | None = None, ignored: Container[str] = ()
+    ) -> None:
+        self._module = module
+        self._cure = cure
+        self._every = storages is None
+        self._look = tensors_of if storages is None else _walked
+        self._storages = storages
+        self._ignored = ignored
+        found = self._look(module)
+        self._places = {name: place_of(tensor) for name, tensor in found.items() if self._is_watched(name, tensor)}
+        self._nodes = self._tree(found)
+
+    def check(self) -> None:
+        """Raises UsageError naming a tensor that is elsewhere, gone or new, and the cure."""
+        if all(node.stands(self._every) for node in self._nodes):
+            return
+        found = self._look(self._module)
+        for name, place in self._places.items():
+            if name not in found:
+                raise UsageError(f"the model has it no more: {self._cure}", f"tensor '{name}'")
+            if place_of(found[name]) != place:
+                raise UsageError(self._why(name, found[name]), f"tensor '{name}'")
+        if self._every:
+            for name in found:
+                if name not in self._places and name not in self._ignored:
+                    raise UsageError(f"the model has it only since then: {self._cure}", f"tensor '{name}'")
+        self._nodes = self._tree(found)  # Modules were wrapped, and tensors left alone.
+
+    def _is_watched(self, name: str, tensor: torch.Tensor) -> bool:
+        if self._storages is not None and local_of(tensor).untyped_storage().data_ptr() not in self._storages:
+            return False
+        return name not in self._ignored
+
+    def _tree(self, found: dict[str, torch.Tensor]) -> list[_Node]:
+        watched = {id(tensor) for name, tensor in found.items() if name in self._places}
+        nodes = []
+        for part in self._module.modules():
+            own = dict(_own(part))
+            tensors = {key: place_of(tensor) for key, tensor in own.items() if id(tensor) in watched}
+            children = {key: weakref.ref(child) if child is not None else None for key, child in part._modules.items()}
+            nodes.append(_Node(weakref.ref(part), children, tensors, len(own)))
+        return nodes
+
+    def _why(self, name: str, tensor: torch.Tensor) -> str:
+        if isinstance(tensor, nn.Parameter):
+            return f"its memory is not the one that was described (offloaded, wrapped or assigned anew?): {self._cure}"
+        cure = f"name it in `reassigned` of the publisher, or {self._cure}" if self._every else self._cure
+        return f"this buffer was assigned anew: write into it, or {cure}"
+
+
+class MemoryWatch:
+    """Looks after memory whose owner is not known, as of a list of tensors: that it stays where it is, and that somebody
+    else than its user holds it, for else no model computes with it.
+
+    Memory that is not torch's own (numpy's, a mapped file's) may have owners that torch does not count.
+    """
+
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], cure: str) -> None:
+        """``tensors`` are the user's own (:func:`alias_of`), and no views of one another."""
+        self._cure = cure
+        self._held: dict[int, _Memory] = {}
+        for name, tensor in tensors:
+            storage = tensor.untyped_storage()
+            memory = self._held.setdefault(storage._cdata, _Memory(name, storage, storage.data_ptr(), storage.nbytes()))
+            memory.users += 1
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts what is made meanwhile of the memory as its user's."""
+        before = {key: memory.count() for key, memory in self._held.items()}
+        yield
+        for key, memory in self._held.items():
+            memory.users += memory.count() - before[key]
+
+    def check(self) -> None:
+        """Raises UsageError naming a tensor."""
+        for memory in self._held.values():
+            storage = memory.storage
+            where = f"tensor '{memory.name}'"
+            if storage.data_ptr() != memory.address or storage.nbytes() != memory.nbytes:
+                raise UsageError(f"its memory is not the one that was described: {self._cure}", where)
+            if memory.nbytes and storage.resizable() and memory.count() <= memory.users:
+                words = (
+                    "nobody else holds its memory any more: its owner has got another one (offloaded, assigned anew?)"
+                )
+                raise UsageError(f"{words}; {self._cure}", where)
+
+
+@dataclasses.dataclass
+class _Memory:
+    name: str
+    storage: torch.UntypedStorage
+    address: int
+    nbytes: int
+    users: int = 1  # This reference; and what the user of the watch has.
+
+    def count(self) -> int:
+        return int(torch._C._storage_Use_Count(self.storage._cdata))
