@@ -45,6 +45,9 @@ class SPARSECAST_API FollowerTarget {
   /// Applies a delta and verifies the result's digest. When it throws Error, the target is at the delta's base, or in a
   /// state that only recover() can determine (I2, I3); the follower calls recover() before any other function.
   virtual void apply(const DeltaFile& delta) = 0;
+  /// Throws Error{kUsage} if reseed() by a checkpoint of tensors of this table (TensorTable::hash) would destroy what
+  /// is no version of them. The follower asks before it fetches an anchor. By default all may be replaced.
+  virtual void require_replaceable(const Hash128& table_hash);
   /// Replaces everything by the checkpoint in `directory`, which lies in scratch_directory(). Its digest must be
   /// `expected`, which is verified before anything is replaced. The target may keep the directory's files, and removes
   /// the directory in any case.
@@ -65,6 +68,9 @@ struct CheckpointTargetOptions {
   /// Before a delta with `context` positions is applied, it is also written with `packed` ones below `path` +
   /// ".follow/plain/", for a compaction that has this checkpoint for its mirror and removes them.
   bool keep_plain = false;
+  /// An anchor may replace a checkpoint of other tensors, or files that cannot be read. When false, only nothing, a
+  /// checkpoint of the log's tensors, and what has been one by the hand of such a target; else Error{kUsage}.
+  bool replace = false;
   FollowerProgress progress;
   FollowerNote note;
 };
@@ -73,7 +79,8 @@ struct CheckpointTargetOptions {
 /// single .safetensors file. A new checkpoint is a file when `path` ends in .safetensors, otherwise a directory. At any
 /// time `path` holds one whole version, unless (in place) an undo record beside the weights marks an unfinished update.
 /// A file is replaced in one step. A directory is replaced by two renames, between which it is absent for a moment; a
-/// notification is sent only when it is there. The directory's other files (config.json, ...) are kept.
+/// notification is sent only when it is there. The directory's other files (config.json, weights that the index of the
+/// checkpoint does not name, ...) are kept, and one that would be in the way is Error{kUsage}.
 ///
 /// Temporary files and the follower's state are kept in `path` + ".follow/", on the same file system. Only one process
 /// may use it at a time; the caller takes an advisory lock (as the command does). Memory: one frame, and two windows of

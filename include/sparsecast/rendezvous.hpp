@@ -55,6 +55,9 @@ struct RendezvousOptions {
   /// connect.
   std::string interface;
   std::chrono::milliseconds timeout{60000};
+  /// How long a rank other than 0 tries to connect to rank 0, at most `timeout`; 0: that long. For ranks that must not
+  /// wait for a rank 0 that has died before it listened.
+  std::chrono::milliseconds reach_timeout{0};
   std::uint64_t max_blob_bytes = std::uint64_t{1}
                                  << 20;               ///< Maximum bytes of one rank in all_gather, and of a broadcast.
   std::shared_ptr<MeetingCancellation> cancellation;  ///< May be null. See there.

@@ -177,6 +177,10 @@ class SPARSECAST_API ShardedSubscriber {
   /// Returns the version that this rank has applied and verified without hearing whether it was committed; 0: none. The
   /// memory then holds the bytes of that version, while version() is the one before. The next regroup() settles it.
   std::uint64_t in_doubt() const noexcept;
+  /// Whether an anchor has overwritten the memory, or a part of it, since the last version that was verified; only a
+  /// regroup() that succeeds makes it whole. False after a regroup() that failed before the first byte came: the memory
+  /// is what it was. May be called in any thread.
+  bool anchor_begun() const noexcept;
   /// Settles a version in doubt without a regroup(), for an engine that goes on to serve though its trainer is gone.
   /// With `committed` the version stands, which is right if any rank of the world has heard so; otherwise the memory is
   /// rolled back to version(). All ranks of an engine must settle alike. Does nothing without a doubt. Throws

@@ -68,7 +68,8 @@ class World:
     World rank 0 listens at ``host``:``port``; every rank knows the ``secret`` (at least 16 characters). The ranks of
     the trainer come first, from ``rank_offset`` on; the ranks of each engine have an offset of their own.
     ``generation`` distinguishes successive groups that meet at the same place: whoever changes the membership
-    increments it. ``timeout`` is in seconds, for meeting and for a sync.
+    increments it. ``timeout`` is in seconds, for meeting and for a sync; ``reach_timeout`` the share of it in which rank
+    0 must listen (None: all of it).
     """
 
     host: str
@@ -80,6 +81,7 @@ class World:
     channels: Channels = "control"
     interface: str = ""
     timeout: float = 60.0
+    reach_timeout: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -103,6 +105,7 @@ class World:
             interface=self.interface,
             timeout=self.timeout,
             cancellation=cancellation,
+            reach_timeout=self.reach_timeout,
         )
 
     def to_json(self) -> dict[str, Any]:

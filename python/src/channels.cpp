@@ -40,7 +40,8 @@ nb::bytes broadcast(ControlChannel& channel, const nb::bytes& own, double timeou
 
 std::shared_ptr<ControlChannel> meet(const std::string& host, std::uint16_t port, int rank, int size,
                                      const std::string& secret, std::uint32_t generation, const std::string& interface,
-                                     double timeout, std::shared_ptr<MeetingCancellation> cancellation) {
+                                     double timeout, std::shared_ptr<MeetingCancellation> cancellation,
+                                     std::optional<double> reach_timeout) {
   RendezvousOptions options;
   options.host = host;
   options.port = port;
@@ -50,6 +51,7 @@ std::shared_ptr<ControlChannel> meet(const std::string& host, std::uint16_t port
   options.generation = generation;
   options.interface = interface;
   options.timeout = milliseconds(timeout);
+  if (reach_timeout) options.reach_timeout = milliseconds(*reach_timeout);
   options.cancellation = std::move(cancellation);
   // Layouts of large models are sent as blobs.
   options.max_blob_bytes = std::uint64_t{256} << 20;
@@ -135,10 +137,11 @@ void bind_channels(nb::module_& m) {
            "tells the ranks that have connected. The first reason stands. Thread-safe.");
   m.def("meet", &meet, nb::arg("host"), nb::arg("port"), nb::kw_only(), nb::arg("rank"), nb::arg("size"),
         nb::arg("secret"), nb::arg("generation") = 0, nb::arg("interface") = "", nb::arg("timeout") = 60.0,
-        nb::arg("cancellation").none() = nb::none(),
+        nb::arg("cancellation").none() = nb::none(), nb::arg("reach_timeout") = nb::none(),
         "Meets the other ranks over TCP at the host and port of rank 0: authenticated by the shared secret (at "
         "least 16 characters, never sent) and encrypted. `generation` distinguishes groups that meet there one "
-        "after another; `cancellation` lets another thread end the call. Raises DeadlineError naming missing ranks, "
+        "after another; `cancellation` lets another thread end the call; `reach_timeout`, seconds, bounds the "
+        "time in which rank 0 must listen. Raises DeadlineError naming missing ranks, "
         "UnauthenticatedError, or GroupMismatchError.");
   m.def(
       "mpi_channel",

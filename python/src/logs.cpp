@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "bindings.hpp"
+#include "checkpoint/table_difference.hpp"
 #include "memory.hpp"
 #include "path_text.hpp"
 #if SPARSECAST_HAVE_LOG
@@ -63,6 +64,12 @@ std::uint64_t create_log(const PathText& location, const TensorTable& table, con
   options.threads = threads;
   LogWriter writer(reader, options);
   const StateDigest digest = sum(digest_tensors(table, refs_to(table, tensors), threads));
+  if (files().exists(anchor_path) && !is_checkpoint_of(files(), anchor_path, table.hash())) {
+    throw Error(ErrorCode::kUsage,
+                "the first anchor of the log would replace it, and it is no checkpoint of these tensors: take another "
+                "path for the mirror, or remove it",
+                anchor_path);
+  }
   write_checkpoint(table, tensors, anchor_path);
   const LogCommit commit = writer.create({{}, version, std::make_shared<const TensorTable>(table), digest, {}, label});
   writer.write_anchor(files(), anchor_path, commit.version);

@@ -307,6 +307,11 @@ void bind_subscriber(nb::module_& m) {
           "Version that was applied and verified without hearing whether it was committed; 0: none. The memory holds "
           "its bytes, and `version` is the one before. The next regroup() settles it.")
       .def_prop_ro(
+          "anchor_begun", [](PythonShardedSubscriber& self) { return self.get().anchor_begun(); },
+          "Whether an anchor has overwritten the memory, or a part of it, since the last version that was verified: "
+          "only "
+          "a regroup() that succeeds makes it whole. Otherwise the memory is what it was.")
+      .def_prop_ro(
           "version", [](PythonShardedSubscriber& self) { return self.get().version(); },
           "Version last "
           "verified.");

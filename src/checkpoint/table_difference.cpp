@@ -75,6 +75,15 @@ PairsOf pairs_of(const TensorTable& table) {
   };
 }
 
+bool is_checkpoint_of(FileSystem& fs, const std::string& path, const Hash128& table_hash) {
+  try {
+    return Checkpoint::open(fs, path).table().hash() == table_hash;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kIo) throw;
+    return false;
+  }
+}
+
 void require_same_table(const TensorTable& first, const std::string& first_name, const TensorTable& second,
                         const std::string& second_name) {
   const std::string difference = explain_difference(first, first_name, second, second_name);

@@ -18,6 +18,9 @@ std::string explain_difference(const TensorTable& first, const std::string& firs
 /// shape, undeclared; other tensors of these names stay as they are. `table` must outlive what is returned.
 PairsOf pairs_of(const TensorTable& table);
 
+/// Returns whether a whole checkpoint of tensors of this table is at `path`. Throws Error{kIo}.
+bool is_checkpoint_of(FileSystem& fs, const std::string& path, const Hash128& table_hash);
+
 /// Throws Error{kTableMismatch} with that explanation unless the tables are equal.
 void require_same_table(const TensorTable& first, const std::string& first_name, const TensorTable& second,
                         const std::string& second_name);

@@ -6,13 +6,13 @@
 #include <set>
 
 #include "core/utf8.hpp"
+#include "core/weight_files.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/safetensors.hpp"
 
 namespace sparsecast {
 namespace {
 
-constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{1} << 28;
 
 Checkpoint::FilePart open_part(FileSystem& fs, const std::string& path) {
@@ -78,6 +78,25 @@ struct Placed {
 };
 
 }  // namespace
+
+std::set<std::string> weight_files(FileSystem& fs, const std::string& directory) {
+  std::set<std::string> names;
+  const std::string index_path = directory + "/" + kIndexName;
+  if (fs.exists(index_path)) {
+    try {
+      for (const auto& [tensor, file] : parse_weight_map(read_text(fs, index_path))) names.insert(file);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCorrupt) throw;
+      return {};
+    }
+    names.insert(kIndexName);
+    return names;
+  }
+  for (const std::string& name : fs.list(directory)) {
+    if (name.ends_with(".safetensors")) names.insert(name);
+  }
+  return names.size() == 1 ? names : std::set<std::string>{};
+}
 
 Checkpoint Checkpoint::open(FileSystem& fs, const std::string& path) {
   Checkpoint checkpoint;

@@ -3,19 +3,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <set>
+
+#include "checkpoint/table_difference.hpp"
 #include "checkpoint/undo_record.hpp"
 #include "core/file_tree.hpp"
+#include "core/weight_files.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
 namespace {
 
 constexpr std::uint64_t kSmallFileBytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kMaxNoteBytes = 256;
 
-bool is_weights(const std::string& name) {
-  return name.ends_with(".safetensors") || name == "model.safetensors.index.json" ||
-         name.starts_with("sparsecast.undo.scd");
-}
+bool is_undo(const std::string& name) { return name.starts_with("sparsecast.undo.scd"); }
 
 void copy_small(FileSystem& fs, const std::string& from, const std::string& to) {
   const std::unique_ptr<File> source = fs.open(from, OpenMode::kRead);
@@ -90,14 +93,18 @@ void CheckpointPlace::replace_directory(const std::string& replacement) {
 }
 
 void CheckpointPlace::remove_previous() {
-  for (const std::string& name : fs_.list(previous())) {
+  const std::set<std::string> weights = weight_files(fs_, previous());
+  std::vector<std::string> names = fs_.list(previous());
+  // The index goes last: until then it says after a crash what else is to go.
+  std::stable_partition(names.begin(), names.end(), [](const std::string& name) { return name != kIndexName; });
+  for (const std::string& name : names) {
     const std::string old = previous() + "/" + name;
     const std::string now = path_ + "/" + name;
     const bool taken = fs_.exists(now);
     if (taken && fs_.is_directory(old)) {
       throw Error(ErrorCode::kUsage, fmt::format("is in the way of '{}', which is kept: move one of them", now), old);
     }
-    if (taken || is_weights(name)) {
+    if (taken || weights.contains(name) || is_undo(name)) {
       fs_.remove(old);
     } else {
       fs_.rename(old, now);
@@ -108,12 +115,55 @@ void CheckpointPlace::remove_previous() {
   fs_.sync_directory(scratch_);
 }
 
+void CheckpointPlace::require_room(const std::string& directory) {
+  if (!fs_.is_directory(path_)) return;
+  const std::set<std::string> weights = weight_files(fs_, path_);
+  const std::vector<std::string> coming = fs_.list(directory);
+  const bool indexed = fs_.exists(directory + "/" + kIndexName);
+  for (const std::string& name : fs_.list(path_)) {
+    if (weights.contains(name) || is_undo(name)) continue;
+    const std::string file = path_ + "/" + name;
+    if (std::find(coming.begin(), coming.end(), name) != coming.end()) {
+      throw Error(ErrorCode::kUsage,
+                  "is no file of the checkpoint here, and the new one has a file of this name: move it away", file);
+    }
+    if (!indexed && name.ends_with(".safetensors")) {
+      throw Error(ErrorCode::kUsage,
+                  "is no file of the checkpoint here, and the new one has no index that tells them apart: move it away",
+                  file);
+    }
+  }
+}
+
+bool CheckpointPlace::may_replace(const Hash128& table_hash) {
+  if (!fs_.exists(path_)) return true;
+  if (fs_.is_directory(path_)) {
+    const std::vector<std::string> names = fs_.list(path_);
+    const auto is_weights = [](const std::string& name) {
+      return name.ends_with(".safetensors") || name == kIndexName;
+    };
+    if (std::none_of(names.begin(), names.end(), is_weights)) return true;
+  }
+  if (is_checkpoint_of(fs_, path_, table_hash)) return true;
+  const std::string expected = to_hex(table_hash);
+  return fs_.exists(table_note()) && read_note(table_note()) == expected;
+}
+
+void CheckpointPlace::keep_table(const Hash128& table_hash) {
+  const std::string text = to_hex(table_hash);
+  if (fs_.exists(table_note()) && read_note(table_note()) == text) return;
+  AtomicFile note(fs_, table_note());
+  note.append(std::as_bytes(std::span<const char>(text)));
+  note.commit();
+}
+
 void CheckpointPlace::carry_over(const std::string& directory) {
   if (!fs_.is_directory(path_)) return;
+  const std::set<std::string> weights = weight_files(fs_, path_);
   for (const std::string& name : fs_.list(path_)) {
     const std::string from = path_ + "/" + name;
     const std::string to = directory + "/" + name;
-    if (is_weights(name) || fs_.is_directory(from) || fs_.exists(to)) continue;
+    if (weights.contains(name) || is_undo(name) || fs_.is_directory(from) || fs_.exists(to)) continue;
     copy_small(fs_, from, to);
   }
 }
@@ -137,13 +187,15 @@ void CheckpointPlace::forget_seed() { fs_.remove(seed_note()); }
 
 bool CheckpointPlace::seeding() { return fs_.exists(seed_note()); }
 
-bool CheckpointPlace::is_seeded(const StateDigest& found) {
-  const std::string expected = to_hex(found.value);
-  const std::unique_ptr<File> note = fs_.open(seed_note(), OpenMode::kRead);
-  if (note->size() != expected.size()) return false;
-  std::string text(expected.size(), '\0');
+bool CheckpointPlace::is_seeded(const StateDigest& found) { return read_note(seed_note()) == to_hex(found.value); }
+
+/// Returns the text of a note, or nothing if it is longer than any.
+std::string CheckpointPlace::read_note(const std::string& path) {
+  const std::unique_ptr<File> note = fs_.open(path, OpenMode::kRead);
+  if (note->size() > kMaxNoteBytes) return {};
+  std::string text(note->size(), '\0');
   note->read_at(0, std::as_writable_bytes(std::span<char>(text)));
-  return text == expected;
+  return text;
 }
 
 }  // namespace sparsecast

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "sparsecast/digest.hpp"
+#include "sparsecast/hash.hpp"
 #include "sparsecast/io.hpp"
 
 namespace sparsecast {
@@ -15,7 +16,8 @@ namespace sparsecast {
 ///     directory:  rename PATH -> FOLLOW/previous | sync | rename FOLLOW/... -> PATH | sync | remove FOLLOW/previous
 ///
 /// Recovery: PATH missing and FOLLOW/previous there: it goes back. Both there: the new one is whole and durable, so
-/// what is left of the old one is removed, after files that are no weights have been moved over.
+/// what is left of the old one is removed, after files that are not of it have been moved over. Of the old one is only
+/// what its index names (weight_files()).
 class CheckpointPlace {
  public:
   CheckpointPlace(FileSystem& fs, std::string path);
@@ -29,9 +31,17 @@ class CheckpointPlace {
   void recover();
   /// Removes `next()` and what CheckpointCopy leaves of it.
   void remove_unfinished();
+  /// Returns whether a checkpoint of tensors of this table may replace what is at path(): nothing or no weights, a
+  /// checkpoint of the same tensors, or what had been one when keep_table() was called last.
+  bool may_replace(const Hash128& table_hash);
+  /// Notes that path() holds tensors of this table by our hand, for the day when it cannot be read.
+  void keep_table(const Hash128& table_hash);
+  /// Throws Error{kUsage} that names a file at path() that is not of the checkpoint there, and could not be kept beside
+  /// the one in `directory`.
+  void require_room(const std::string& directory);
   /// Puts the durable checkpoint `replacement`, below scratch(), where path() is.
   void replace(const std::string& replacement);
-  /// Copies the plain files of the old directory that are no weights, and small, into `directory`, durably.
+  /// Copies the plain files of the old directory that are not of its checkpoint, and small, into `directory`, durably.
   void carry_over(const std::string& directory);
 
   /// A single file that is replaced while an undo record lies beside it: what the record says about the new file is
@@ -46,6 +56,8 @@ class CheckpointPlace {
 
  private:
   std::string previous() const { return scratch_ + "/previous"; }
+  std::string table_note() const { return scratch_ + "/table"; }
+  std::string read_note(const std::string& path);
   std::string seed_note() const { return scratch_ + "/replacing"; }
   void replace_directory(const std::string& replacement);
   void remove_previous();

@@ -21,7 +21,11 @@ namespace {
 class CheckpointTarget : public FollowerTarget {
  public:
   CheckpointTarget(FileSystem& fs, const std::string& path, const CheckpointTargetOptions& options)
-      : fs_(fs), place_(fs, path), copy_on_write_(options.copy_on_write), keep_plain_(options.keep_plain) {
+      : fs_(fs),
+        place_(fs, path),
+        copy_on_write_(options.copy_on_write),
+        replace_(options.replace),
+        keep_plain_(options.keep_plain) {
     apply_options_.threads = options.threads;
     apply_options_.progress = options.progress;
     apply_options_.note = options.note;
@@ -70,11 +74,24 @@ class CheckpointTarget : public FollowerTarget {
       apply_in_place(delta, base);
     }
     known_ = delta.commit().result_digest;
+    if (!table_kept_) place_.keep_table(delta.table().hash());
+    table_kept_ = true;
+  }
+
+  void require_replaceable(const Hash128& table_hash) override {
+    if (replace_ || place_.may_replace(table_hash)) return;
+    throw Error(ErrorCode::kUsage,
+                "an anchor of the log would replace it, and it is no checkpoint of the log's tensors, or cannot be "
+                "read: take another path, or --replace",
+                place_.path());
   }
 
   void reseed(const std::string& directory, std::uint64_t, const StateDigest& expected) override {
     try {
       verify(directory, expected);
+      const Hash128 table_hash = Checkpoint::open(fs_, directory).table().hash();
+      require_replaceable(table_hash);
+      place_.require_room(directory);
       known_.reset();
       if (is_single_file()) {
         replace_file(directory, expected);
@@ -85,6 +102,7 @@ class CheckpointTarget : public FollowerTarget {
         place_.replace(directory);
       }
       known_ = expected;
+      place_.keep_table(table_hash);
     } catch (const std::exception&) {
       remove_quietly(directory);
       throw;
@@ -214,8 +232,10 @@ class CheckpointTarget : public FollowerTarget {
   FileSystem& fs_;
   CheckpointPlace place_;
   const bool copy_on_write_;
+  const bool replace_;
   const bool keep_plain_;
   CheckpointApplyOptions apply_options_;
+  bool table_kept_ = false;           ///< In this life.
   std::optional<StateDigest> known_;  ///< Verified in this life, by reading everything.
 };
 

@@ -14,6 +14,8 @@
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
+
+void FollowerTarget::require_replaceable(const Hash128&) {}
 namespace {
 
 constexpr std::chrono::milliseconds kSleepSlice{50};

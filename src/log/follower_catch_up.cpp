@@ -152,6 +152,7 @@ void LogFollower::State::reseed(const AnchorRef& ref) {
                 anchor_directory(ref));
   }
   map->add(*commit);
+  target->require_replaceable(commit->table_hash);
   const std::string directory = fmt::format("{}/anchor-{}", scratch, ref.version);
   if (fs.exists(directory)) remove_tree(fs, directory);
   fs.make_directory(directory);

@@ -47,6 +47,7 @@ class RouteWriter {
  public:
   /// Creates the writer of a route; `memory` is null on a rank that receives nothing.
   RouteWriter(const FanoutPlan& plan, std::uint32_t route, int rank, ShardMemory* memory) {
+    memory_ = memory;
     if (memory == nullptr) return;
     const std::vector<Destination> destinations = own_destinations(plan.routes()[route], rank);
     if (!destinations.empty()) table_ = plan.route_table(route);
@@ -84,6 +85,7 @@ class RouteWriter {
     }
     ++frames_;
     changed_ += frame.header().changed;
+    memory_->begin_anchor();
     for (const BlockRef& block : frame.blocks()) {
       for (const auto& place : places_) place->write(block);
     }
@@ -97,6 +99,7 @@ class RouteWriter {
     for (const auto& place : places_) place->finish();
   }
 
+  ShardMemory* memory_ = nullptr;
   TensorTable table_;
   std::vector<std::unique_ptr<RegionWriter>> places_;  ///< One writer per destination of this rank.
   DeltaHeader header_;

@@ -48,7 +48,10 @@ class SubscriberSide {
   /// Throws Error{kWrongBase} unless every destination holds what its route starts from.
   void check_bases(const Transfer& transfer, const std::vector<Bytes>& records, const std::string& source);
   /// Records that this engine holds the committed version, which the digests have verified.
-  void accept_base() noexcept { needs_anchor_ = false; }
+  void accept_base() noexcept {
+    needs_anchor_ = false;
+    memory().end_anchor();
+  }
 
   const DestinationRoutes& routes() const noexcept { return routes_; }
   void begin_attempt() noexcept { ++last_attempt_; }

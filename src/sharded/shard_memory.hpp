@@ -3,6 +3,7 @@
 
 // A rank's local tensors, and the memory that they are in.
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -46,6 +47,12 @@ class ShardMemory {
   std::uint64_t wire_bytes(std::size_t local) const;
   MemoryBackend& memory() const noexcept { return *memory_; }
 
+  /// Whether an anchor has written here since the last version that was verified, be it a single byte. May be asked in
+  /// any thread.
+  bool anchor_begun() const noexcept { return anchor_begun_; }
+  void begin_anchor() noexcept { anchor_begun_ = true; }
+  void end_anchor() noexcept { anchor_begun_ = false; }
+
   /// Writes the current values of a local tensor, as receivers get them, to memory that is laid out like it.
   void take(std::size_t local, const MemoryBox& box, std::byte* to) const {
     is_master(local) ? memory_->cast(box, local_[local].data, to) : memory_->copy(box, local_[local].data, to, true);
@@ -61,6 +68,7 @@ class ShardMemory {
   std::vector<TensorRef> local_;
   std::vector<DType> dtypes_;  ///< Parallel to them, by the layout.
   std::shared_ptr<MemoryBackend> memory_;
+  std::atomic<bool> anchor_begun_ = false;
 };
 
 /// Creates the memory of a rank's local tensors, parallel to its layout. `masters`: they may be fp32 where the layout

@@ -111,6 +111,7 @@ ShardedReport ShardedSubscriber::apply(std::chrono::milliseconds timeout) {
 }
 
 std::uint64_t ShardedSubscriber::in_doubt() const noexcept { return state_->side.in_doubt(); }
+bool ShardedSubscriber::anchor_begun() const noexcept { return state_->side.memory().anchor_begun(); }
 void ShardedSubscriber::settle(bool committed) { state_->side.settle_doubt(committed); }
 std::uint64_t ShardedSubscriber::audit_next() { return state_->side.audit_next(); }
 void ShardedSubscriber::audit() { state_->side.audit(); }

@@ -283,7 +283,7 @@ TEST(FollowerOfALog, WaitsForTheFirstVersion) {
   expect_error(ErrorCode::kIncomplete, [&] { follower.step(); }, {"no log here yet"});
 }
 
-TEST(FollowerOfALog, LeavesNothingInItsScratchDirectoryButTheState) {
+TEST(FollowerOfALog, LeavesNothingInItsScratchDirectoryButTheStateAndItsTable) {
   FollowScene scene;
   scene.publish_to(6);
   scene.add_anchor(2);
@@ -292,7 +292,7 @@ TEST(FollowerOfALog, LeavesNothingInItsScratchDirectoryButTheState) {
   fs.put_file("/d/live.follow/spool-3-4.scd", std::string("left by a crash"));
   fs.put_file("/d/live.follow/anchor-3/model.safetensors", std::string("left by a crash"));
   kFollowedCheckpoints[1].follower(scene, fs).step();
-  EXPECT_THAT(fs.list("/d/live.follow"), ElementsAre("state"));
+  EXPECT_THAT(fs.list("/d/live.follow"), ElementsAre("state", "table"));
 }
 
 TEST(FollowerOfALog, ReadsAtMostEightObjectsAHundredVersionsBehind) {

@@ -5,6 +5,11 @@
 
 namespace sparsecast::tools {
 
+void add_replace(Parser& parser, bool& replace) {
+  parser.add_flag("--replace", replace,
+                  "Let an anchor replace a checkpoint of other tensors, or one that cannot be read; default: refused");
+}
+
 CheckpointTargetOptions in_place(int threads, bool keep_plain) {
   CheckpointTargetOptions options;
   options.threads = threads;

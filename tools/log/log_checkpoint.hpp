@@ -9,9 +9,13 @@
 
 #include "sparsecast/log_follower.hpp"
 #include "tools/common/cli.hpp"
+#include "tools/common/parser.hpp"
 #include "tools/delta/checkpoint_lock.hpp"
 
 namespace sparsecast::tools {
+
+/// Adds the option --replace of what brings a checkpoint along.
+void add_replace(Parser& parser, bool& replace);
 
 /// Returns the options of a checkpoint that is patched in place.
 CheckpointTargetOptions in_place(int threads, bool keep_plain = false);

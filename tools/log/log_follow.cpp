@@ -31,6 +31,7 @@ struct FollowFlags {
   std::string notify_url;
   std::string notify_json = "{}";
   bool copy_on_write = false;
+  bool replace = false;
   bool every_version = false;
   bool allow_rollback = false;
   bool once = false;
@@ -101,6 +102,7 @@ nlohmann::ordered_json as_json(const FollowReport& done) {
 CheckpointTargetOptions target_options(const FollowFlags& flags) {
   CheckpointTargetOptions options = in_place(flags.threads);
   options.copy_on_write = flags.copy_on_write;
+  options.replace = flags.replace;
   return options;
 }
 
@@ -177,6 +179,7 @@ void FollowFlags::add_to(Parser& parser) {
   parser.add_flag("--copy-on-write", copy_on_write,
                   "Make each version in a copy that takes the old one's place, so that who has its files open is not "
                   "disturbed; default: only the pages that change are written, in place");
+  add_replace(parser, replace);
   parser.add_flag("--every-version", every_version, "Through every single version, never a merged delta");
   parser.add_flag("--allow-rollback", allow_rollback,
                   "Follow a log that shows an older head, or another history, than was seen before");

@@ -14,6 +14,7 @@ void MirrorFlags::add_to(Parser& parser) {
                   "A checkpoint that follows the log, as the base; brought along afterwards, and made from an anchor "
                   "where there is none. Merged deltas and anchors are made from it")
       ->type_name("CHECKPOINT");
+  add_replace(parser, replace);
   parser.add_flag("!--no-anchors", anchors, "With --mirror: write no anchors");
   parser.add_flag("!--no-merge", merge, "With --mirror: write no merged deltas");
   parser
@@ -31,12 +32,22 @@ LogWriterOptions MirrorFlags::writer_options(int threads) const {
   return options;
 }
 
+namespace {
+
+CheckpointTargetOptions target_options(int threads, const MirrorFlags& flags) {
+  CheckpointTargetOptions options = in_place(threads, flags.merge);
+  options.replace = flags.replace;
+  return options;
+}
+
+}  // namespace
+
 Mirror::Mirror(Console& console, ProgressBar& bar, OpenLog& log, const LogFlags& log_flags, const MirrorFlags& flags,
                int threads)
     : console_(console),
       bar_(bar),
       flags_(flags),
-      follower_(console, log.store, flags.path, in_place(threads, flags.merge), [&] {
+      follower_(console, log.store, flags.path, target_options(threads, flags), [&] {
         FollowerOptions options;
         options.trust = log_flags.pinned(console.fs);
         options.progress = bar.callback();

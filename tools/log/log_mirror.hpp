@@ -18,6 +18,7 @@ namespace sparsecast::tools {
 /// Option --mirror, and the options of the maintenance that needs it.
 struct MirrorFlags {
   std::string path;
+  bool replace = false;
   bool anchors = true;
   bool merge = true;
   double gigabytes_per_second = 1;  ///< Assumed read speed of a joining follower, for the anchor rule.

@@ -32,9 +32,9 @@ class Group:
         self._members: tuple[tuple[str, int], ...] = ()
 
     def world(
-        self, source: SyncSource, placements: list[Placement], anchored: frozenset[str], timeout: float
+        self, source: SyncSource, placements: list[Placement], anchored: frozenset[str], timeout: float, lease: float
     ) -> WorldSpec:
-        """Returns the next world, with a new generation and a new secret."""
+        """Returns the next world, with a new generation and a new secret; `lease` is that of pauses, 0: none."""
         size = source.ranks + sum(placement.endpoint.world_size for placement in placements)
         if size > MAX_RANKS:
             raise UsageError(f"the trainer and {len(placements)} endpoints have {size} ranks; {MAX_RANKS} are possible")
@@ -56,6 +56,7 @@ class Group:
             ties=tuple(source.ties),
             anchored=anchored,
             timeout=timeout,
+            reach_timeout=min(lease, timeout) if lease > 0 else None,
         )
 
     def stands(self, engines: Iterable[Engine]) -> None:

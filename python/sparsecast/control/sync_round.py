@@ -117,7 +117,7 @@ class SyncRound:
         started = time.monotonic()
         placements = place([engine.endpoint for engine in self._engines], self._source.ranks)
         seconds = self._policy.join_timeout
-        world = self._group.world(self._source, placements, anchored, seconds * RANKS_SHARE)
+        world = self._group.world(self._source, placements, anchored, seconds * RANKS_SHARE, self._policy.pause_lease)
         seeded = [engine for engine in self._engines if self._is_to_be_seeded(engine)]
         self._report.regrouped = True
         self._report.generation = world.generation

@@ -168,7 +168,9 @@ class VllmClient(EngineClient):
                 raise
             # The server was started without VLLM_PLUGINS=sparsecast, or something before it answers.
             if not self._warned:
-                _log.warning("%s: no lease on its pause, which lasts if this process dies: %s", self.endpoint.name, error)
+                _log.warning(
+                    "%s: no lease on its pause, which lasts if this process dies: %s", self.endpoint.name, error
+                )
             self._warned = True
             return False
         self._warned = False

@@ -28,6 +28,8 @@ class WorldSpec:
     ties           (alias, original): names of one tensor.
     anchored       names of the engines that hold nothing of use and must be seeded with all weights.
     timeout        seconds for meeting, making the group and seeding whoever needs it.
+    reach_timeout  seconds in which engines must reach rank 0: one that has died must not block them for longer than
+                   their lease. None: `timeout`.
     """
 
     host: str
@@ -42,6 +44,7 @@ class WorldSpec:
     ties: tuple[tuple[str, str], ...] = field(repr=False)
     anchored: frozenset[str]
     timeout: float
+    reach_timeout: float | None = None
 
 
 def engine_fields(world: WorldSpec, placement: Placement) -> dict[str, Any]:
@@ -55,6 +58,7 @@ def engine_fields(world: WorldSpec, placement: Placement) -> dict[str, Any]:
         "channels": world.channels,
         "engine": endpoint.name,
         "timeout": world.timeout,
+        **({"reach_timeout": world.reach_timeout} if world.reach_timeout is not None else {}),
         "version": endpoint.start_version,
         "tensors": [[name, dtype, list(shape)] for name, dtype, shape in world.tensors],
         "ties": [list(pair) for pair in world.ties],

@@ -44,6 +44,8 @@ class GroupInfo:
     interface: str = ""
     engine: str = "sglang"
     """Name of this engine in the world, unique there."""
+    reach_timeout: float | None = None
+    """Seconds in which the trainer's rank 0 must be reached; None: `timeout`."""
     timeout: float = 300.0
     """Seconds for meeting, verification, and seeding if this engine needs it."""
     version: int = 0
@@ -100,6 +102,7 @@ def parse_group(text: str) -> GroupInfo:
         "interface": _take(found, "interface", "", _text),
         "engine": _take(found, "engine", "sglang", _text),
         "timeout": _take(found, "timeout", 300.0, _seconds),
+        "reach_timeout": _take(found, "reach_timeout", None, _seconds),
         "version": _take(found, "version", 0, _count),
         "needs_anchor": _take(found, "needs_anchor", False, _flag),
         "tensors": _take(found, "tensors", None, _tensors),

@@ -135,12 +135,12 @@ async def _expire(tokenizer: Any) -> str:
         states = sorted({state for one in ended for state in one["states"]})
         return f"the engine stays paused until a trainer seeds it: {', '.join(states)}"
     version = versions.pop()
-    if version:
+    if version > 0:
         stamp = UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
         await tokenizer.update_weight_version(stamp)
     await tokenizer.flush_cache()
     await tokenizer.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
-    return f"resumed at version {version}"
+    return f"resumed at version {version}" if version >= 0 else "resumed with the weights that it had"
 
 
 def _is_committed(held: list[dict[str, Any]]) -> bool:

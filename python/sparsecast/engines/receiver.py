@@ -52,6 +52,16 @@ class Receipt:
     """Share of `pause_seconds` that the engine's own code took to compute tensors from the weights."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """What the memory of a rank holds."""
+
+    is_whole: bool
+    """Whether all of it is of one version, so that it may be served."""
+    version: int | None
+    """None: of the engine's checkpoint, or of another trainer."""
+
+
 @dataclass
 class VersionSpan:
     """Versions under which a text was generated. `end` is -1 until the span is closed."""
@@ -70,7 +80,8 @@ class Receiver:
     unless `needs_anchor`: then `join` writes all of it. On a GPU all work is enqueued on `stream` (its handle; 0: a
     stream of the receiver's own). `entry_bytes` is that of `Subscriber`. `recomputations` bring tensors that the engine
     computes from its weights up to date, after every write. `guard` raises UsageError once the model has a weight in
-    other memory: `join`, `start_receive`, `apply` and `audit` ask it first, and nothing is written then. Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
+    other memory: `join`, `start_receive`, `apply` and `audit` ask it first, and nothing is written then. `before` is what
+    the engine could serve until now, of this trainer or not; None: `version`, or its checkpoint with `needs_anchor`. Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
     """
 
     def __init__(
@@ -89,6 +100,7 @@ class Receiver:
         entry_bytes: int | None = None,
         recomputations: Sequence[Recomputation] = (),
         guard: Callable[[], None] | None = None,
+        before: Held | None = None,
     ) -> None:
         from sparsecast import ShardedSubscriber
 
@@ -111,6 +123,7 @@ class Receiver:
         self._tensors = len(tensors)
         self._recomputations = tuple(recomputations)
         self._guard = guard or (lambda: None)
+        self._before = before or Held(True, None if needs_anchor else version)
         self._version = version
         self._state: State = "unproven"
         self._epoch = 0  # Odd while an apply runs.
@@ -131,6 +144,13 @@ class Receiver:
     @property
     def state(self) -> State:
         return self._state
+
+    @property
+    def held(self) -> Held:
+        """What the memory holds now: what it held before the first join until an anchor's first byte comes."""
+        if self._state in ("unproven", "closed"):
+            return Held(self._before.is_whole and not self._subscriber.anchor_begun, self._before.version)
+        return Held(self._state not in ("dirty", "applying"), self._version)
 
     @property
     def in_doubt(self) -> int:
@@ -269,14 +289,14 @@ class Receiver:
     def abandon(self, reason: str, timeout: float = 60.0) -> None:
         """Leaves the group and drops the version in progress: the other ranks fail with this reason. Call join() again.
 
-        The version before stands. Waits for a receive in the background, which ends by its own deadline.
+        The version before stands. A receive in the background ends with the channel, at once.
         """
-        if self._staging is not None and not wait([self._staging], timeout).done:
-            raise DeadlineError(f"engine {self.engine!r}: a receive has not ended within {timeout} s")
-        self._staging = None
         if self._channel is not None:
             self._channel.abort(reason)
             self._channel = None
+        if self._staging is not None and not wait([self._staging], timeout).done:
+            raise DeadlineError(f"engine {self.engine!r}: a receive has not ended within {timeout} s")
+        self._staging = None
         if self._state not in ("dirty", "closed", "unproven"):
             self._state = "broken"
 
@@ -317,6 +337,7 @@ class Receiver:
         """Leaves the group; the weights do not change. Ranks that wait for this one fail at once."""
         if self._state != "closed":
             self.abandon(f"engine {self.engine!r}, rank {self.rank}, has left", timeout)
+            self._before = self.held
             self._wire.shutdown()
             self._state = "closed"
 
@@ -358,6 +379,8 @@ class Receiver:
             return "dirty"
         if not verified:
             return "unproven"
+        if not self._subscriber.anchor_begun:
+            return "broken"
         try:
             self._subscriber.audit()
         except Error:

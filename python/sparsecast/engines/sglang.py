@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,14 @@ from sparsecast.transports import World
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
     from torch.distributed import ProcessGroup
+
+
+class _RankState(NamedTuple):
+    state: State
+    version: int
+    in_doubt: int
+    is_whole: bool
+    held_version: int  # -1: of no trainer.
 
 
 class SglangEnd:
@@ -74,6 +82,7 @@ class SglangEnd:
             generation=info.generation,
             interface=info.interface,
             channels=info.channels,
+            reach_timeout=info.reach_timeout,
         )
         known = (
             self.receiver is not None and self.receiver.state != "closed" and self._asked == (info.tensors, info.modes)
@@ -134,37 +143,45 @@ class SglangEnd:
 
     def held(self) -> dict[str, Any]:
         """Returns {"attempt", "versions"}: the version in doubt, 0 if there is none, and those that ranks hold."""
-        held = self._gather(self._joined())
+        held = self._gather()
         return {
-            "attempt": max(in_doubt for _, _, in_doubt in held),
-            "versions": sorted({version for _, version, _ in held}),
+            "attempt": max(rank.in_doubt for rank in held),
+            "versions": sorted({rank.version for rank in held}),
         }
 
     def expire(self, committed: bool) -> dict[str, Any]:
         """Ends the update of a trainer that is gone: drops what is staged, and settles what is in doubt. `committed`
         says whether any rank of the server has heard the commit; otherwise the version before comes back.
 
-        Returns {"version", "is_whole", "states"}, the same on every rank. No generation may run.
+        Returns {"version", "is_whole", "states"}, the same on every rank: the version in memory, -1 for weights of no
+        trainer. No generation may run.
         """
-        receiver = self._joined()
         self.cancel("the lease of the pause ran out", 30.0)
         failure = None
         if self.held()["attempt"] != 0:
+            receiver = self._joined()
             failure = _failure_of(lambda: receiver.settle(committed))
             self._synchronize()
         raise_if_any_failed(failure, self._group)
-        held = self._gather(receiver)
-        states = {state for state, _, _ in held}
-        is_whole = states <= {"ready", "broken"} and len({version for _, version, _ in held}) == 1
-        return {"version": receiver.version, "is_whole": is_whole, "states": sorted(states)}
+        held = self._gather()
+        versions = {rank.held_version for rank in held}
+        is_whole = all(rank.is_whole for rank in held) and len(versions) == 1
+        return {"version": max(versions), "is_whole": is_whole, "states": sorted({rank.state for rank in held})}
 
-    def _gather(self, receiver: Receiver) -> list[tuple[State, int, int]]:
-        """Returns state, version and version in doubt of every rank."""
+    def _gather(self) -> list[_RankState]:
+        """Returns what every rank holds."""
         states = get_args(State)
-        own = torch.tensor([states.index(receiver.state), receiver.version, receiver.in_doubt])
+        own = torch.tensor([states.index("unproven"), -1, 0, True, -1])
+        if self.receiver is not None:
+            receiver, held = self.receiver, self.receiver.held
+            version = -1 if held.version is None else held.version
+            own = torch.tensor(
+                [states.index(receiver.state), receiver.version, receiver.in_doubt, held.is_whole, version]
+            )
         all_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
         dist.all_gather(all_ranks, own, group=self._group)
-        return [(states[int(each[0])], int(each[1]), int(each[2])) for each in all_ranks]
+        rows = [[int(number) for number in each] for each in all_ranks]
+        return [_RankState(states[row[0]], row[1], row[2], bool(row[3]), row[4]) for row in rows]
 
     def audit(self) -> None:
         """Reads all weights and compares their digest with the version's.
@@ -242,6 +259,7 @@ class SglangEnd:
                     entry_bytes=info.entry_bytes,
                     recomputations=[recomputation],
                     guard=traced.guard(model),
+                    before=self.receiver.held if self.receiver is not None else None,
                 )
             )
         )

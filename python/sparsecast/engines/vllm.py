@@ -91,6 +91,8 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     draft_prefix: str = ""
     """Prefix of the draft's names in `tensors`, for a draft with files of its own (EAGLE, a small model) that the trainer
     trains. MTP heads in the target's files need none."""
+    reach_timeout: float | None = None
+    """Seconds in which the trainer's rank 0 must be reached; None: `timeout`."""
     timeout: float = 300.0
     """Seconds for meeting, and for every later update."""
     entry_bytes: int | None = None
@@ -128,6 +130,7 @@ class SparsecastInitInfo(WeightTransferInitInfo):
             generation=self.generation,
             interface=self.interface,
             channels=self.channels,
+            reach_timeout=self.reach_timeout,
         )
 
 
@@ -246,7 +249,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         """Returns version, state and the last receipt of this worker as JSON values. Thread-safe."""
         receiver = self.receiver
         if receiver is None:
-            return {"state": "not initialised"}
+            return {"state": "not initialised", "is_whole": True, "held_version": None}
         receipt = receiver.last_receipt
         return {
             "engine": receiver.engine,
@@ -254,6 +257,8 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             "version": receiver.version,
             "state": receiver.state,
             "in_doubt": receiver.in_doubt,
+            "is_whole": receiver.held.is_whole,
+            "held_version": receiver.held.version,
             "pause_seconds": receipt.pause_seconds if receipt is not None else 0.0,
             "received_bytes": receipt.received_bytes if receipt is not None else 0,
             "in_place": self.traced.in_place if self.traced is not None else 0,
@@ -329,6 +334,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             entry_bytes=init_info.entry_bytes,
             recomputations=recomputations,
             guard=traced.guard(*models),
+            before=self.receiver.held if self.receiver is not None else None,
         )
         self.traced, self.recomputations = traced, recomputations
         return receiver

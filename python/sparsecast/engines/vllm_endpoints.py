@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 
 LEASE_ROUTE = "/sparsecast/lease"
 
-_WHOLE = frozenset(
-    {"ready", "broken"}
-)  # States of a worker that holds a whole version: the update's, or the one before.
-
 
 class SparsecastEndpoints:
     """The plug-in (`vllm.plugins.endpoint_plugins.interface.EndpointPlugin`)."""
@@ -101,13 +97,14 @@ class VllmPause:
                 with contextlib.suppress(Exception):
                     await self._engine.finish_weight_update()
         now = await self._settled(await self._statuses())
-        versions = {status.get("version") for status in now}
-        if not {status["state"] for status in now} <= _WHOLE or len(versions) != 1:
+        versions = {status["held_version"] for status in now}
+        if not all(status["is_whole"] for status in now) or len(versions) != 1:
             held = ", ".join(f"rank {s.get('rank')} is {s['state']} at version {s.get('version')}" for s in now)
             return f"the engine stays paused until a trainer seeds it: {held}"
         await self._engine.reset_prefix_cache()
         await self._engine.resume_generation()
-        return f"resumed at version {versions.pop()}"
+        version = versions.pop()
+        return f"resumed at version {version}" if version is not None else "resumed with the weights that it had"
 
     async def _settled(self, statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Ends the doubt of workers that have applied a version and not heard whether it was committed. A worker that

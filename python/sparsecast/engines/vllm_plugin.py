@@ -7,6 +7,7 @@ vllm serve MODEL --weight-transfer-config '{"backend": "sparsecast"}'
 from __future__ import annotations
 
 import logging
+import os
 
 BACKEND = "sparsecast"
 STOCK_BACKEND = "sparsecast_stock"
@@ -42,6 +43,17 @@ def _parsed(version: str) -> tuple[int, int] | None:
     return (int(parts[0]), int(parts[1])) if len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit() else None
 
 
+def _limit_vector_units() -> None:
+    """Makes ONEDNN_MAX_CPU_ISA hold for vLLM's own AMX kernels, too. These ask the processor alone, and compute with
+    packed copies of weights, which no update in place would reach.
+    """
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    if limit not in ("", "ALL", "DEFAULT") and "AMX" not in limit:
+        import torch
+
+        torch.cpu._is_amx_tile_supported = lambda: False
+
+
 def register() -> None:
     """Registers both ends by name; vLLM imports them on first use. May be called more than once.
 
@@ -55,6 +67,7 @@ def register() -> None:
         )
         return
 
+    _limit_vector_units()
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "sparsecast.engines.vllm", "SparsecastWeightTransferEngine"

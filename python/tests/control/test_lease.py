@@ -172,6 +172,7 @@ class FakeEngine:
         ]
         self.is_open = is_open
         self.without_extension = without_extension
+        self.whole = {"ready", "receiving", "staged", "broken"}  # States with whole weights.
         self.paused = True
         self.weight_version = "default"
         self.cache_resets = 0
@@ -186,7 +187,10 @@ class FakeEngine:
                 status["in_doubt"] = 0
         else:
             assert method == "sparsecast_status"
-        return [dict(status) for status in self.statuses]
+        return [
+            {**status, "is_whole": status["state"] in self.whole, "held_version": status["version"]}
+            for status in self.statuses
+        ]
 
     async def update_weight_version(self, new_version: str) -> None:
         self.weight_version = new_version
@@ -262,6 +266,24 @@ def test_a_server_that_holds_no_version_stays_paused_and_says_why(statuses: list
     engine = FakeEngine(*statuses)
     assert "stays paused until a trainer seeds it: rank 0 is" in expire(engine)
     assert engine.paused
+
+
+@pytest.mark.parametrize(
+    ("statuses", "words"),
+    [
+        ([("closed", 6), ("closed", 6)], "resumed at version 6"),
+        ([("unproven", 6), ("unproven", 6)], "resumed at version 6"),
+        ([("ready", 6), ("unproven", 6)], "resumed at version 6"),
+        ([("not initialised", None)], "resumed with the weights that it had"),
+    ],
+)
+def test_a_server_whose_trainer_died_before_the_first_byte_serves_what_it_had(
+    statuses: list[tuple[Any, ...]], words: str
+) -> None:
+    engine = FakeEngine(*statuses)
+    engine.whole |= {"closed", "unproven", "not initialised"}
+    assert expire(engine) == words
+    assert not engine.paused and engine.cache_resets == 1
 
 
 def test_a_lease_that_runs_out_after_the_resume_does_nothing() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, ShardedPublisher, TensorTable, describe, meet
 from sparsecast.engines.loader_trace import trace_loader
-from sparsecast.engines.receiver import Receiver
+from sparsecast.engines.receiver import Held, Receiver
 from sparsecast.engines.recompute import Recomputation, Step
 from sparsecast.errors import DeadlineError, DirtyError, Error, PeerFailedError, UsageError, VersionGapError
 from sparsecast.transports import World
@@ -228,6 +228,73 @@ def test_nobody_there_is_a_deadline(pair: Pair) -> None:
     with pytest.raises(DeadlineError):
         pair.receiver.join(pair.world(1), timeout=0.5)
     assert pair.receiver.state == "unproven"
+
+
+def test_a_rank_0_that_does_not_listen_is_waited_for_no_longer_than_the_lease(pair: Pair) -> None:
+    with pytest.raises(DeadlineError, match=r"rank 0 was not reached within 0\.3 s"):
+        pair.receiver.join(pair.world(1, reach_timeout=0.3), timeout=3600)
+    assert pair.receiver.held == Held(True, 0)
+
+
+def test_a_receive_from_a_silent_trainer_ends_when_it_is_abandoned(pair: Pair) -> None:
+    pair.join()
+    pair.receiver.start_receive(3600)
+    pair.receiver.abandon("another trainer comes", 60)
+    assert pair.receiver.state == "broken" and pair.receiver.held == Held(True, 0)
+    pair.join()
+
+
+# What the memory holds while it is to be seeded.
+
+
+def empty_receiver(pair: Pair, before: Held | None = None) -> Receiver:
+    return Receiver("e", layout(), 0, [describe(pair.engine_weight)], needs_anchor=True, before=before)
+
+
+@pytest.mark.parametrize("before", [Held(True, 6), Held(True, None), Held(False, 6), None])
+def test_a_trainer_that_dies_before_the_first_byte_leaves_what_was_there(pair: Pair, before: Held | None) -> None:
+    receiver = empty_receiver(pair, before)
+    weight = pair.engine_weight.clone()
+
+    def meet_and_die() -> None:
+        world = pair.world(0)
+        meet(world.host, world.port, rank=0, size=2, secret=SECRET, timeout=20).abort("killed")
+
+    died = pair.trainer.submit(meet_and_die)
+    with pytest.raises(PeerFailedError):
+        receiver.join(pair.world(1), 20)
+    died.result()
+    assert torch.equal(pair.engine_weight, weight)
+    assert receiver.held == (before or Held(True, None)) and receiver.state == "unproven"
+    receiver.close()
+    assert receiver.held == (before or Held(True, None))
+
+
+def test_an_anchor_whose_group_fails_leaves_nothing_to_serve_until_the_next(pair: Pair) -> None:
+    pair.engine_weight.zero_()
+    receiver = empty_receiver(pair)
+    stale = torch.zeros(SHAPE, dtype=torch.bfloat16)
+    other = Receiver("other", layout(), 0, [describe(stale)])  # It holds not what it says: the group fails.
+    worlds = [pair.world(rank, size=3) for rank in range(3)]
+
+    def trainer(world: World) -> None:
+        channel = meet(world.host, world.port, rank=0, size=3, secret=SECRET, timeout=20)
+        pair.publisher.regroup(channel, timeout=20)
+
+    with ThreadPoolExecutor(2) as threads:
+        failing = [threads.submit(trainer, worlds[0]), threads.submit(other.join, worlds[2], 20)]
+        with pytest.raises(Error):
+            receiver.join(worlds[1], 20)
+        for each in failing:
+            with pytest.raises(Error):
+                each.result()
+    assert receiver.held.is_whole is False
+    other.close()
+
+    pair.receiver.close()
+    pair.receiver = receiver
+    pair.join()
+    assert receiver.held == Held(True, 0) and torch.equal(pair.engine_weight, pair.trainer_weight)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.model_executor.models import registry
 from vllm.platforms.cpu import CpuPlatform
 
+torch.cpu._is_amx_tile_supported = lambda: False  # Nor does vLLM itself, then.
+
 # vLLM looks at each class of models in a process of its own, which imports vLLM anew, and keeps what it has found where
 # another version looks, too. There is no GPU here that a look could take hold of.
 registry._run_in_subprocess = lambda look: look()

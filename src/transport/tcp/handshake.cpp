@@ -280,6 +280,8 @@ std::unique_ptr<Connection> connect_to_hub(const RendezvousOptions& options, con
     const InterfaceChoice choice = choose_interface(network_interfaces(), options.interface, "");
     from = resolve(choice.interface.address, 0, deadline).front();
   }
+  const bool bounded = options.reach_timeout.count() > 0;
+  const Deadline reached = bounded ? std::min(deadline, steady_clock::now() + options.reach_timeout) : deadline;
   Connector connector(options, key, max_body_bytes, deadline);
   std::string why = "no address of the host is of the interface's family";
   for (;;) {
@@ -288,11 +290,13 @@ std::unique_ptr<Connection> connect_to_hub(const RendezvousOptions& options, con
       if (from && from->storage.ss_family != address.storage.ss_family) continue;
       if (auto connection = connector.attempt(address, from ? &*from : nullptr, why)) return connection;
     }
-    if (steady_clock::now() + kBetween >= deadline) {
-      throw Error(
-          ErrorCode::kTimeout,
-          fmt::format("rank 0 was not reached until the deadline: {}; is it running, and is the port open?", why),
-          addresses.front().text());
+    if (steady_clock::now() + kBetween >= reached) {
+      const std::string when =
+          reached < deadline ? fmt::format("within {} s", std::chrono::duration<double>(options.reach_timeout).count())
+                             : "until the deadline";
+      throw Error(ErrorCode::kTimeout,
+                  fmt::format("rank 0 was not reached {}: {}; is it running, and is the port open?", when, why),
+                  addresses.front().text());
     }
     std::this_thread::sleep_for(kBetween);
   }

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <set>
+#include <string>
+
+#include "sparsecast/io.hpp"
+
+namespace sparsecast {
+
+inline constexpr const char* kIndexName = "model.safetensors.index.json";
+
+/// Returns the names of the files that the checkpoint in `directory` is made of: those that its index names, and the
+/// index, or without an index its only *.safetensors file. Empty where the index cannot be read, or several files could
+/// be meant: then nothing there is known to be of the checkpoint. Throws Error{kIo}.
+std::set<std::string> weight_files(FileSystem& fs, const std::string& directory);
+
+}  // namespace sparsecast
