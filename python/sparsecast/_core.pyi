@@ -264,9 +264,9 @@ class MeetingCancellation:
         Makes every meet() with this object raise PeerFailedError with the reason, at once or as it starts; rank 0 tells the ranks that have connected. The first reason stands. Thread-safe.
         """
 
-def meet(host: str, port: int, *, rank: int, size: int, secret: str, generation: int = 0, interface: str = '', timeout: float = 60.0, cancellation: MeetingCancellation | None = None) -> ControlChannel:
+def meet(host: str, port: int, *, rank: int, size: int, secret: str, generation: int = 0, interface: str = '', timeout: float = 60.0, cancellation: MeetingCancellation | None = None, reach_timeout: float | None = None) -> ControlChannel:
     """
-    Meets the other ranks over TCP at the host and port of rank 0: authenticated by the shared secret (at least 16 characters, never sent) and encrypted. `generation` distinguishes groups that meet there one after another; `cancellation` lets another thread end the call. Raises DeadlineError naming missing ranks, UnauthenticatedError, or GroupMismatchError.
+    Meets the other ranks over TCP at the host and port of rank 0: authenticated by the shared secret (at least 16 characters, never sent) and encrypted. `generation` distinguishes groups that meet there one after another; `cancellation` lets another thread end the call; `reach_timeout`, seconds, bounds the time in which rank 0 must listen. Raises DeadlineError naming missing ranks, UnauthenticatedError, or GroupMismatchError.
     """
 
 def mpi_channel() -> ControlChannel:
@@ -629,6 +629,12 @@ class ShardedSubscriber:
     def in_doubt(self) -> int:
         """
         Version that was applied and verified without hearing whether it was committed; 0: none. The memory holds its bytes, and `version` is the one before. The next regroup() settles it.
+        """
+
+    @property
+    def anchor_begun(self) -> bool:
+        """
+        Whether an anchor has overwritten the memory, or a part of it, since the last version that was verified: only a regroup() that succeeds makes it whole. Otherwise the memory is what it was.
         """
 
     @property

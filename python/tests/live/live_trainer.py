@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch trainer with a control plane. As a program it dies by SIGKILL in its second sync, at a step of a server's.
+"""A torch trainer with a control plane. As a program it dies by SIGKILL at a step of a server's.
 
-live_trainer.py MODEL SERVER_PORT STEP PAUSE LEASE    STEP: receive, staged, pause, apply (in the middle), applied
+live_trainer.py MODEL SERVER_PORT STEP PAUSE LEASE
+
+STEP: in its second sync: receive, staged, pause, apply (in the middle), applied; while it joins: leave, unmet (after the
+server has been told to join, and before rank 0 listens).
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +99,14 @@ def _die_at(step: str, client: Any) -> None:
     setattr(client, call, last)
 
 
+def _die_unmet(trainer: Trainer) -> None:
+    def regroup(transport: object = None) -> None:
+        time.sleep(1)  # The server is on its way.
+        _die()
+
+    trainer.publisher.regroup = regroup  # type: ignore[method-assign]
+
+
 def main() -> None:
     from sparsecast.control.sglang import SglangClient
     from sparsecast.control.vllm import VllmClient
@@ -104,9 +116,14 @@ def main() -> None:
     policy = replace(POLICY, pause=pause, pause_lease=float(lease))
     trainer = Trainer(Path(model), policy, seed=7)
     trainer.plane.add(endpoint(int(port), kind=kind), needs_anchor=True)
+    client = {"vllm": VllmClient, "sglang": SglangClient}[kind]
+    if step == "leave":
+        _die_at(step, client)
+    elif step == "unmet":
+        _die_unmet(trainer)
     trainer.plane.sync_now()
     print(f"joined at version {trainer.publisher.version}", flush=True)
-    _die_at(step, {"vllm": VllmClient, "sglang": SglangClient}[kind])
+    _die_at(step, client)
     trainer.sync()
     print("still alive", flush=True)
 

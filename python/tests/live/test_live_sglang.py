@@ -153,14 +153,18 @@ def test_a_server_without_the_plug_in_is_refused_with_the_cure(start: Start, mod
     stock.kill()
 
 
+def kill_a_trainer(model: Path, server: LiveServer, step: str) -> None:
+    program = [sys.executable, str(Path(__file__).with_name("live_trainer.py"))]
+    arguments = [str(model), str(server.port), step, "keep", "3.0", "sglang"]
+    ended = subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=240)
+    assert ended.returncode == -9 and "dying" in ended.stdout, ended.stderr
+
+
 def test_after_the_death_of_a_trainer_in_its_pause_the_server_answers_and_takes_the_next(
     server: LiveServer, trainer: Trainer, model: Path
 ) -> None:
     trainer.plane.remove("127.0.0.1", server.port)
-    program = [sys.executable, str(Path(__file__).with_name("live_trainer.py"))]
-    arguments = [str(model), str(server.port), "pause", "keep", "3.0", "sglang"]
-    ended = subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=240)
-    assert ended.returncode == -9 and "joined at version" in ended.stdout, ended.stderr
+    kill_a_trainer(model, server, "pause")
     answer = server.complete(PROMPTS[0])  # Without a lease it would hang in a paused server.
     fresh = Trainer(model)
     try:
@@ -171,6 +175,16 @@ def test_after_the_death_of_a_trainer_in_its_pause_the_server_answers_and_takes_
         assert fresh.sync().result == "ok"
     finally:
         fresh.close()
+
+
+@pytest.mark.parametrize("step", ["leave", "unmet"])
+def test_after_the_death_of_a_trainer_that_joins_the_server_goes_on_with_what_it_has(
+    server: LiveServer, model: Path, step: str
+) -> None:
+    before = server.complete(PROMPTS[0])
+    kill_a_trainer(model, server, step)
+    server.post("/flush_cache")
+    assert server.complete(PROMPTS[0]) == before  # It would wait for the next trainer.
 
 
 def answers(server: LiveServer, replicas: int) -> list[str]:

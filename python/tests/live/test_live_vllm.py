@@ -148,7 +148,7 @@ def kill_a_trainer(scene: Scene, model: Path, server: LiveServer, step: str, lea
     environment = {**os.environ, "LIVE_DIE_AFTER": after.removesuffix(" ms") or "0"}
     ended = subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=240, env=environment)
     assert ended.returncode == -9, f"{ended.returncode}: {ended.stdout}{ended.stderr}"
-    assert "joined at version" in ended.stdout, ended.stderr
+    assert step in ("leave", "unmet") or "joined at version" in ended.stdout, ended.stderr
 
 
 # In the middle of an apply, which takes a few milliseconds here: before, in and after its writes.
@@ -175,6 +175,24 @@ def test_after_the_death_of_a_trainer_a_server_answers_with_a_whole_version_and_
         fresh.add(server, needs_anchor=step != "staged")
         assert fresh.sync(POLICY).result == "ok"
         assert answer != server.complete(PROMPTS[0])
+    finally:
+        fresh.close()
+
+
+@pytest.mark.parametrize("step", ["leave", "unmet"])
+def test_after_the_death_of_a_trainer_that_joins_a_server_goes_on_with_what_it_has(
+    scene: Scene, model: Path, step: str
+) -> None:
+    server = scene.second
+    assert server is not None
+    before = server.complete(PROMPTS[0])
+    kill_a_trainer(scene, model, server, step, lease=3.0)
+    assert server.complete(PROMPTS[0]) == before  # It would wait for the next trainer.
+    assert {state["is_whole"] for state in server.states()} == {True}
+    fresh = Trainer(model)
+    try:
+        fresh.add(server, needs_anchor=True)
+        assert fresh.sync(POLICY).result == "ok"
     finally:
         fresh.close()
 
