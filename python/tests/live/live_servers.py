@@ -85,7 +85,13 @@ class LiveServer:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = directory / "log"
-        paths = [*packages, write_metadata(directory / "metadata"), *os.environ.get("PYTHONPATH", "").split(":")]
+        stock = [Path(__file__).parent / "plain_cpu"] if kind == "vllm" and not plugged else []
+        paths = [
+            *packages,
+            *stock,
+            write_metadata(directory / "metadata"),
+            *os.environ.get("PYTHONPATH", "").split(":"),
+        ]
         environment = {
             **os.environ,
             "PYTHONPATH": ":".join(str(path) for path in paths if str(path)),
