@@ -16,13 +16,15 @@ class PauseLease:
     """The right of a trainer to keep an engine paused, until a deadline that it renews. For one event loop.
 
     expire   ends the update that is open and resumes the engine, or says why not; returns a sentence.
+    log      gets this sentence: one that the server shows to its operator.
 
     An expiry takes several calls of the engine. Whoever renews meanwhile, the next trainer, waits for its end: the pause
     that it takes afterwards is its own, and nothing that was begun for the lease before ends it.
     """
 
-    def __init__(self, expire: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, expire: Callable[[], Awaitable[str]], log: logging.Logger = _log) -> None:
         self._expire = expire
+        self._log = log
         self._until = 0.0
         self._watch: asyncio.Task[None] | None = None  # None also while it expires.
         self._turn = asyncio.Lock()  # Held while a lease is changed, and while one expires.
@@ -58,5 +60,5 @@ class PauseLease:
                     self.last_expiry = await self._expire()
                 except Exception as error:
                     self.last_expiry = f"failed, and the engine stays paused: {error}"
-                _log.warning("sparsecast: nobody renewed the lease of a pause: %s", self.last_expiry)
+                self._log.warning("sparsecast: nobody renewed the lease of a pause: %s", self.last_expiry)
                 return

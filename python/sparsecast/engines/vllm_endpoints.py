@@ -17,6 +17,7 @@ in development mode, like all that update weights.
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Request
@@ -63,7 +64,8 @@ class VllmPause:
     def __init__(self, engine: Any, processes: int = 1) -> None:
         self._engine = engine
         self._processes = processes
-        self.lease = PauseLease(self.expire)
+        # vLLM shows what its own loggers say.
+        self.lease = PauseLease(self.expire, logging.getLogger("vllm.sparsecast"))
 
     async def renew(self, seconds: float) -> None:
         """Renews the lease. Raises UsageError if the workers could not say what they hold, or if the next call may reach
@@ -135,13 +137,22 @@ class VllmPause:
 def _router() -> APIRouter:
     router = APIRouter()
 
+    def pause_of(request: Request) -> VllmPause:
+        pause: VllmPause | None = request.app.state.sparsecast_pause
+        if pause is None:
+            raise HTTPException(404, "this server has no engine")
+        return pause
+
+    @router.get(LEASE_ROUTE)
+    async def look(request: Request) -> dict[str, Any]:
+        lease = pause_of(request).lease
+        return {"held": lease.is_held, "last_expiry": lease.last_expiry}
+
     @router.post(LEASE_ROUTE)
     async def renew(
         request: Request, seconds: Annotated[float, Body(embed=True, ge=0, le=MAX_LEASE_SECONDS)]
     ) -> dict[str, Any]:
-        pause: VllmPause | None = request.app.state.sparsecast_pause
-        if pause is None:
-            raise HTTPException(404, "this server has no engine")
+        pause = pause_of(request)
         if seconds == 0:
             await pause.lease.end()
         else:

@@ -15,6 +15,7 @@ from sparsecast.errors import DeadlineError, PeerFailedError, UnsupportedError, 
 
 _POLL_SECONDS = 0.5
 _CALL_SECONDS = 10.0
+_INFO_SECONDS = 120.0  # The first /server_info looks for compilers and drivers: half a minute on a busy machine.
 _START = (
     "VLLM_SERVER_DEV_MODE=1 VLLM_PLUGINS=sparsecast vllm serve MODEL --weight-transfer-config "
     '\'{"backend": "sparsecast"}\' --worker-extension-cls sparsecast.engines.vllm.WorkerExtension'
@@ -143,7 +144,7 @@ def _wait_for(client: httpx.Client, url: str, wait_seconds: float, start: str) -
 
 
 def _config(client: httpx.Client, url: str, start: str) -> dict[str, Any]:
-    found = _get(client, "/server_info", url, config_format="json")
+    found = _get(client, "/server_info", url, _INFO_SECONDS, config_format="json")
     if found.status_code == 404:
         raise UsageError(
             f"the vLLM server at {url} was started without VLLM_SERVER_DEV_MODE=1, which opens the routes for weights: "
@@ -159,9 +160,9 @@ def _json(client: httpx.Client, path: str, url: str) -> dict[str, Any]:
     return _object(_get(client, path, url), url)
 
 
-def _get(client: httpx.Client, path: str, url: str, **query: str) -> httpx.Response:
+def _get(client: httpx.Client, path: str, url: str, timeout: float | None = None, **query: str) -> httpx.Response:
     try:
-        return client.get(path, params=query)
+        return client.get(path, params=query, timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout)
     except httpx.HTTPError as error:
         raise PeerFailedError(f"{url}{path}: {error or type(error).__name__}") from None
 

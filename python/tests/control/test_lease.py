@@ -15,6 +15,7 @@ from stub_engines import StubEngine
 
 from sparsecast.control import ControlPlane, SyncError, SyncPolicy
 from sparsecast.control.lease import LeaseKeeper
+from sparsecast.engines import vllm_endpoints
 from sparsecast.engines.vllm_endpoints import VllmPause
 from sparsecast.errors import UsageError
 
@@ -291,6 +292,25 @@ def test_a_lease_that_runs_out_after_the_resume_does_nothing() -> None:
     engine.paused = False
     assert expire(engine) == "the engine was not paused"
     assert engine.is_open
+
+
+def test_a_vllm_server_shows_what_a_lease_did(caplog: pytest.LogCaptureFixture) -> None:
+    fastapi = pytest.importorskip("fastapi")
+    from fastapi.testclient import TestClient
+
+    app = fastapi.FastAPI()
+    app.include_router(vllm_endpoints._router())
+    app.state.sparsecast_pause = VllmPause(FakeEngine(("ready", 4)))
+    with TestClient(app) as client:
+        assert client.get("/sparsecast/lease").json() == {"held": False, "last_expiry": ""}
+        client.post("/sparsecast/lease", json={"seconds": 0.05})
+        assert client.get("/sparsecast/lease").json()["held"]
+        until = time.monotonic() + 30
+        while client.get("/sparsecast/lease").json()["held"] and time.monotonic() < until:
+            time.sleep(0.01)
+        assert client.get("/sparsecast/lease").json()["last_expiry"] == "resumed at version 4"
+    said = [record.name for record in caplog.records if "nobody renewed the lease" in record.message]
+    assert said == ["vllm.sparsecast"]
 
 
 def test_without_the_worker_extension_there_is_no_lease() -> None:

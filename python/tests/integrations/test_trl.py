@@ -8,6 +8,7 @@ import inspect
 import pathlib
 import queue
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -35,7 +36,7 @@ from trl_server import TrlServer
 import sparsecast.integrations.trl as integration
 from sparsecast.control import Endpoint, PauseMode, SyncError, SyncPolicy, SyncReport
 from sparsecast.errors import DeadlineError, UnsupportedError, UsageError
-from sparsecast.integrations._vllm_server import endpoint_of
+from sparsecast.integrations._vllm_server import endpoint_of, look_at
 from sparsecast.integrations.trl import WeightTransfer, disable, enable
 
 QUICK = SyncPolicy(pause=PauseMode.RETRACT, health_timeout=5, join_timeout=10, sync_timeout=10, call_timeout=5)
@@ -398,6 +399,24 @@ def test_a_server_without_development_mode_is_named_with_the_variable(
         transfer_to(server).init_weight_transfer()
     with enable(policy=QUICK), pytest.raises(UsageError, match="without VLLM_SERVER_DEV_MODE=1"):
         generation(model, server, free_port)
+
+
+def test_a_server_that_takes_long_to_describe_itself_is_waited_for(
+    serve: Callable[..., TrlServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparsecast.integrations import _vllm_server
+
+    server = serve()
+    routes = server._vllm_routes()
+    describe = routes["GET", "/server_info"]
+
+    def slowly(body: Any, query: Any) -> Any:
+        time.sleep(1)
+        return describe(body, query)
+
+    monkeypatch.setattr(server, "_vllm_routes", lambda: {**routes, ("GET", "/server_info"): slowly})
+    monkeypatch.setattr(_vllm_server, "_CALL_SECONDS", 0.5)
+    assert look_at(endpoint_of(server.url), 10).world_size == 1
 
 
 def test_a_server_with_adapters_is_refused(serve: Callable[..., TrlServer]) -> None:
