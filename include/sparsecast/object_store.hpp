@@ -114,8 +114,10 @@ struct SPARSECAST_API S3Options {
 /// Error{kUnsupported} if not.
 SPARSECAST_API std::unique_ptr<ObjectStore> open_s3_store(const S3Options& options);
 
-/// Opens the store at `location`: "s3://bucket/prefix" with S3Options::from_environment, or a directory.
-SPARSECAST_API std::unique_ptr<ObjectStore> open_object_store(FileSystem& fs, const std::string& location);
+/// Opens the store at `location`: "s3://bucket/prefix" with S3Options::from_environment, or a directory. `deadline`:
+/// that of S3Options, for callers that must not wait so long.
+SPARSECAST_API std::unique_ptr<ObjectStore> open_object_store(
+    FileSystem& fs, const std::string& location, std::optional<std::chrono::milliseconds> deadline = std::nullopt);
 
 /// Sends one HTTP POST of `body` as application/json. Unless the answer is 2xx, throws Error{kIo | kTimeout} with the
 /// beginning of the answer; kUnsupported in a build without libcurl.

@@ -749,9 +749,9 @@ class LogFollower:
     Live tensors in host memory that follow a delta log. Not thread-safe, except stop().
     """
 
-    def __init__(self, location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None) -> None:
+    def __init__(self, location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None, timeout: float = 120.0) -> None:
         """
-        `tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers the versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called before each apply and `pause(False)` after it, in the thread of step(). Raises IncompleteError if there is no log yet.
+        `tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers the versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called before each apply and `pause(False)` after it, in the thread of step(). `timeout`: seconds for one request to a store, with its retries. Raises IncompleteError if there is no log yet.
         """
 
     def step(self, version: int | None = None) -> FollowReport:
@@ -768,12 +768,12 @@ class LogFollower:
     @property
     def digest(self) -> str: ...
 
-def log_head(location: str | os.PathLike[str], trusted_keys: Sequence[str] = []) -> int | None:
+def log_head(location: str | os.PathLike[str], trusted_keys: Sequence[str] = [], timeout: float = 120.0) -> int | None:
     """
     Returns the newest version of the log at `location`; None if there is no log.
     """
 
-def create_log(location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, anchor_path: str | os.PathLike[str], version: int = 0, key: str | os.PathLike[str] | None = None, label: str = '', threads: int = 1) -> int:
+def create_log(location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, anchor_path: str | os.PathLike[str], version: int = 0, key: str | os.PathLike[str] | None = None, label: str = '', threads: int = 1, timeout: float = 120.0) -> int:
     """
     Creates a delta log with the tensors as its first version and anchor. Also writes them to `anchor_path` (a .safetensors file, which can be the mirror of the publisher). Raises UsageError if there is a log already.
     """

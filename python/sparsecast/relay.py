@@ -64,7 +64,7 @@ class LogRelay:
         self._table = TensorTable(specs)
         self._memory = [_memory(dtype, shape) for _, dtype, shape in specs]
         self._publisher: _core.LogPublisher | None = None
-        if _core.log_head(log.location, list(log.trusted_keys)) is not None:
+        if _core.log_head(log.location, list(log.trusted_keys), log.timeout) is not None:
             self._follow_to_head()
             self._publisher = self._open()
         self._subscriber = ShardedSubscriber(
@@ -95,6 +95,7 @@ class LogRelay:
                 version=self._subscriber.version,
                 key=self._log.key,
                 threads=self._threads,
+                timeout=self._log.timeout,
             )
             self._publisher = self._open()
 
@@ -146,6 +147,7 @@ class LogRelay:
             scratch=state / "scratch",
             trusted_keys=list(self._log.trusted_keys),
             threads=self._threads,
+            timeout=self._log.timeout,
         )
         follower.step()
 

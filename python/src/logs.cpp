@@ -55,10 +55,10 @@ void write_checkpoint(const TensorTable& table, const std::vector<MutableBytes>&
 /// exists.
 std::uint64_t create_log(const PathText& location, const TensorTable& table, const std::vector<Memory>& memory,
                          const PathText& anchor_path, std::uint64_t version, const std::optional<PathText>& key,
-                         const std::string& label, int threads) {
+                         const std::string& label, int threads, double timeout) {
   const std::vector<MutableBytes> tensors = host_tensors(table, memory, false);
   const nb::gil_scoped_release release;
-  LogReader reader(open_object_store(files(), location));
+  LogReader reader(open_object_store(files(), location, milliseconds(timeout)));
   LogWriterOptions options;
   options.key = signing_key(key);
   options.threads = threads;
@@ -83,8 +83,9 @@ class PythonLogPublisher {
       : table_(std::make_shared<const TensorTable>(table)), kept_(request.all()) {
     auto detector = make_detector(table_, request);
     const nb::gil_scoped_release release;
-    publisher_ = std::make_unique<LogPublisher>(open_object_store(files(), location), files(), trust_of(trusted),
-                                                table_, std::move(detector), std::move(options), encode);
+    publisher_ =
+        std::make_unique<LogPublisher>(open_object_store(files(), location, options.deadline), files(),
+                                       trust_of(trusted), table_, std::move(detector), std::move(options), encode);
   }
   ~PythonLogPublisher() {
     const nb::gil_scoped_release release;
@@ -106,11 +107,11 @@ class PythonLogFollower {
  public:
   PythonLogFollower(const std::string& location, const std::string& state_path, const TensorTable& table,
                     const std::vector<Memory>& memory, const std::string& scratch, const SubscriberOptions& subscribing,
-                    FollowerOptions options, nb::object pause)
+                    FollowerOptions options, std::chrono::milliseconds timeout, nb::object pause)
       : table_(std::make_shared<const TensorTable>(table)), kept_(memory), pause_(std::move(pause)) {
     const std::vector<TensorRef> live = refs_to(*table_, host_tensors(*table_, memory, true));
     const nb::gil_scoped_release release;
-    const std::shared_ptr<ObjectStore> store = open_object_store(files(), location);
+    const std::shared_ptr<ObjectStore> store = open_object_store(files(), location, timeout);
     SubscriberOptions of_log = subscribing;
     LogReader reader(store, options.trust);
     const std::optional<LogCommit> head = reader.head();
@@ -278,7 +279,8 @@ void bind_follower(nb::module_& m) {
           [](PythonLogFollower* self, const PathText& location, const TensorTable& table,
              const std::vector<Memory>& tensors, const PathText& state_path, const PathText& scratch,
              const std::vector<std::string>& trusted_keys, const std::string& lease, double max_age,
-             bool allow_rollback, int threads, std::uint32_t audit_versions, double audit_time, nb::object pause) {
+             bool allow_rollback, int threads, std::uint32_t audit_versions, double audit_time, nb::object pause,
+             double timeout) {
             FollowerOptions options;
             options.trust = trust_of(trusted_keys);
             options.trust.max_age = milliseconds(max_age);
@@ -289,15 +291,18 @@ void bind_follower(nb::module_& m) {
             subscribing.audit_versions = audit_versions;
             subscribing.audit_time = microseconds(audit_time);
             new (self) PythonLogFollower(location, state_path, table, tensors, scratch, subscribing, std::move(options),
-                                         std::move(pause));
+                                         milliseconds(timeout), std::move(pause));
           },
           nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("state_path"),
           nb::arg("scratch"), nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("lease") = "",
           nb::arg("max_age") = 0.0, nb::arg("allow_rollback") = false, nb::arg("threads") = 1,
           nb::arg("audit_versions") = 64, nb::arg("audit_time") = 0.0, nb::arg("pause") = nb::none(),
+          nb::arg("timeout") = 120.0,
           "`tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers the "
           "versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called "
-          "before each apply and `pause(False)` after it, in the thread of step(). Raises IncompleteError if there"
+          "before each apply and `pause(False)` after it, in the thread of step(). `timeout`: seconds for one request "
+          "to a "
+          "store, with its retries. Raises IncompleteError if there"
           " is no log yet.")
       .def("step", &PythonLogFollower::step, nb::arg("version") = nb::none(),
            "Advances to the current head, or to `version`; does nothing if there is nothing newer.")
@@ -317,17 +322,18 @@ void bind_logs(nb::module_& m) {
   bind_follower(m);
   m.def(
       "log_head",
-      [](const PathText& location, const std::vector<std::string>& trusted_keys) -> std::optional<std::uint64_t> {
+      [](const PathText& location, const std::vector<std::string>& trusted_keys,
+         double timeout) -> std::optional<std::uint64_t> {
         const nb::gil_scoped_release release;
-        LogReader reader(open_object_store(files(), location), trust_of(trusted_keys));
+        LogReader reader(open_object_store(files(), location, milliseconds(timeout)), trust_of(trusted_keys));
         const std::optional<LogCommit> head = reader.head();
         return head ? std::optional(head->version) : std::nullopt;
       },
-      nb::arg("location"), nb::arg("trusted_keys") = std::vector<std::string>{},
+      nb::arg("location"), nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("timeout") = 120.0,
       "Returns the newest version of the log at `location`; None if there is no log.");
   m.def("create_log", &create_log, nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(),
         nb::arg("anchor_path"), nb::arg("version") = 0, nb::arg("key") = nb::none(), nb::arg("label") = "",
-        nb::arg("threads") = 1,
+        nb::arg("threads") = 1, nb::arg("timeout") = 120.0,
         "Creates a delta log with the tensors as its first version and anchor. Also writes them to `anchor_path` (a"
         " .safetensors file, which can be the mirror of the publisher). Raises UsageError if there is a log "
         "already.");

@@ -181,8 +181,13 @@ std::unique_ptr<ObjectStore> open_directory_store(FileSystem& fs, const std::str
   return std::make_unique<DirectoryStore>(fs, directory);
 }
 
-std::unique_ptr<ObjectStore> open_object_store(FileSystem& fs, const std::string& location) {
-  if (location.starts_with("s3://")) return open_s3_store(S3Options::from_environment(fs, location));
+std::unique_ptr<ObjectStore> open_object_store(FileSystem& fs, const std::string& location,
+                                               std::optional<std::chrono::milliseconds> deadline) {
+  if (location.starts_with("s3://")) {
+    S3Options options = S3Options::from_environment(fs, location);
+    if (deadline) options.deadline = *deadline;
+    return open_s3_store(options);
+  }
   return open_directory_store(fs, location);
 }
 

@@ -101,7 +101,7 @@ class AdapterFollower:
         else:
             if not pathlib.Path(stream.description).exists():
                 raise IncompleteError("there is no description yet", path_text(stream.description))
-            if _core.log_head(stream.log.location, list(stream.log.trusted_keys)) is None:
+            if _core.log_head(stream.log.location, list(stream.log.trusted_keys), stream.log.timeout) is None:
                 raise IncompleteError("there is no log here yet", path_text(stream.log.location))
             spec = AdapterSpec.load(stream.description)
             state = self._directory / ".seen" / spec.name

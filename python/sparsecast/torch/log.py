@@ -38,7 +38,7 @@ class LogEnd:
         self._memory = [describe(tensor) for tensor in whole.tensors]
         self._table = _core.TensorTable(whole.specs)
         chosen, masters = self._detector(detector, whole)
-        if _core.log_head(log.location, list(log.trusted_keys)) is None:
+        if _core.log_head(log.location, list(log.trusted_keys), log.timeout) is None:
             if not log.mirror:
                 raise UsageError("a log that is to begin here needs a mirror: a path for its first anchor")
             _core.create_log(
@@ -49,6 +49,7 @@ class LogEnd:
                 version=version,
                 key=log.key,
                 threads=encode["threads"],
+                timeout=log.timeout,
             )
         self._publisher = _core.LogPublisher(
             log.location,

@@ -28,7 +28,8 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) in _PLAIN or not (hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")):
         return tensor
     with torch.no_grad():
-        return tensor.to_local()
+        local: torch.Tensor = tensor.to_local()
+        return local
 
 
 def place_of(tensor: torch.Tensor) -> Place:

@@ -265,4 +265,5 @@ class Subscriber:
             audit_versions=audit_versions,
             audit_time=audit_time,
             pause=self._pause_follower,
+            timeout=log.timeout,
         )
