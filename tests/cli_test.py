@@ -435,6 +435,15 @@ class Errors(Folder):
             with self.subTest(arguments=arguments):
                 run(*arguments, expect=2)
 
+    def test_inspect_says_what_a_file_is_that_is_no_delta(self):
+        path = self.path("a.safetensors")
+        write_safetensors(path, {"w": ("F32", [2], b"\0" * 8)})
+        self.assertIn("is no delta but a checkpoint of 1 tensors", run("inspect", path, expect=2).stderr)
+        run("log", "init", self.path("log"), path)
+        self.assertIn("is no delta but a delta log", run("inspect", self.path("log"), expect=2).stderr)
+        os.mkdir(self.path("empty"))
+        self.assertIn("a directory that is no checkpoint", run("inspect", self.path("empty"), expect=2).stderr)
+
     def test_a_missing_file_is_exit_code_4_and_named(self):
         for arguments in (
             ["digest", "none.safetensors"],

@@ -6,6 +6,8 @@
 
 #include "codec/frame_reader.hpp"
 #include "sparsecast/delta.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/safetensors.hpp"
 #include "tools/common/commands.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/report.hpp"
@@ -62,8 +64,29 @@ void add_blocks(Report& report, const DeltaReport& found) {
   report.add("blocks", std::move(blocks), "blocks", text.empty() ? "none" : text);
 }
 
+/// Returns what is at `path` if it is something else that sparsecast knows, with the command for it; or an empty text.
+std::string what_else(FileSystem& fs, const std::string& path) {
+  if (fs.is_directory(path) && fs.exists(path + "/commits")) return "a delta log: see 'sparsecast log status'";
+  try {
+    const std::size_t tensors = Checkpoint::open(fs, path).table().size();
+    return fmt::format("a checkpoint of {} tensors: see 'sparsecast digest'", tensors);
+  } catch (const Error&) {
+    return fs.is_directory(path) ? "a directory that is no checkpoint" : "";
+  }
+}
+
+DeltaFile open_delta(FileSystem& fs, const std::string& path) {
+  try {
+    return DeltaFile::open(fs, path);
+  } catch (const Error&) {
+    const std::string kind = fs.exists(path) ? what_else(fs, path) : "";
+    if (kind.empty()) throw;
+    throw Error(ErrorCode::kUsage, fmt::format("is no delta but {}", kind), path);
+  }
+}
+
 int run_inspect(Console& console, const InspectFlags& flags) {
-  const DeltaFile delta = DeltaFile::open(console.fs, flags.delta);
+  const DeltaFile delta = open_delta(console.fs, flags.delta);
   const DeltaReport found = delta.report();
   const DeltaHeader& header = delta.header();
   const CommitRecord& commit = delta.commit();
