@@ -25,7 +25,8 @@ std::vector<TensorRef> refs_in(const FanoutPlan& plan, std::size_t route, const 
   for (std::size_t p = 0; p < regions.size(); ++p) {
     TensorRef ref = base_of(p, views[p].local);
     if (ref.data != nullptr) ref.data += views[p].first * element_size(ref.dtype);
-    ref.shape = regions[p].box.extent;
+    ref.shape.clear();  // In the order of the source's memory, as the strides of the view and the table are.
+    for (const std::uint8_t d : regions[p].order) ref.shape.push_back(regions[p].box.extent[d]);
     ref.strides = views[p].strides;
     out.push_back(std::move(ref));
   }
