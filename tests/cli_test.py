@@ -362,6 +362,43 @@ class Links(Folder):
         self.refused("apply", base, self.delta, "-o", self.path("run/step_100"), "--force", words="is the base itself")
         self.refused("apply", self.real, self.delta, "-o", self.real, "--force", words="is the base itself")
 
+    def test_weights_that_the_index_does_not_name_are_copied_and_named(self):
+        base = self.sharded("step_100")
+        (base / "consolidated.safetensors").write_bytes(b"of some version")
+        said = run("apply", base, self.delta, "-o", self.path("out")).stderr
+        self.assertIn("consolidated.safetensors' is not of the checkpoint's index", said)
+        self.assertEqual((self.path("out") / "consolidated.safetensors").read_bytes(), b"of some version")
+
+    def test_a_pipe_is_not_waited_for(self):
+        base = self.sharded("step_100")
+        os.mkfifo(base / "pipe")
+        os.mkfifo(self.path("pipe.safetensors"))
+        for arguments in (
+            ["apply", base, self.delta, "-o", self.path("out")],
+            ["digest", self.path("pipe.safetensors")],
+        ):
+            self.assertIn("not a regular file", run(*arguments, expect=4).stderr)
+        self.assertFalse(self.path("out").exists())
+
+    def test_a_log_replaces_no_other_model_without_a_word(self):
+        log, target = self.path("log"), self.sharded("other")
+        draft = target / "draft.safetensors"
+        write_safetensors(draft, {"d": ("F32", [2], b"\0" * 8)})
+        run("log", "init", log, self.real)
+        write_safetensors(target / "model-00001-of-00001.safetensors", {"x": ("F32", [1], b"\0" * 4)})
+        (target / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": {"x": "model-00001-of-00001.safetensors"}})
+        )
+        before = {path: path.read_bytes() for path in target.iterdir()}
+        for flags in ([], ["--copy-on-write"]):
+            self.assertIn("--replace", run("log", "pull", log, target, *flags, expect=2).stderr)
+        self.assertIn("move it away", run("log", "pull", log, target, "--replace", expect=2).stderr)
+        self.assertEqual({path: path.read_bytes() for path in target.iterdir()}, before)
+        draft.unlink()
+        run("log", "pull", log, target, "--replace")
+        self.assertEqual(sorted(path.name for path in target.iterdir()), ["config.json", "model.safetensors"])
+        self.assertEqual(run_json("digest", target)["digest"], run_json("digest", self.real)["digest"])
+
     def test_a_file_with_other_names_is_not_changed_in_place(self):
         link, twin = self.path("link.safetensors"), self.path("twin.safetensors")
         link.symlink_to(self.real.name)

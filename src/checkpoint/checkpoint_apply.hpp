@@ -70,7 +70,7 @@ class CheckpointCopy {
   void publish();
 
  private:
-  void copy_files(const Checkpoint& base, const std::string& base_path, const Progress& progress);
+  void copy_files(const Checkpoint& base, const std::string& base_path, const CheckpointApplyOptions& options);
   void replace_directory();
   void discard() noexcept;
 

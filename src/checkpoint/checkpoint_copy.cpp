@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "checkpoint/delta_chain.hpp"
 #include "checkpoint/undo_record.hpp"
 #include "core/file_tree.hpp"
+#include "core/weight_files.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -79,7 +81,7 @@ CheckpointCopy::CheckpointCopy(FileSystem& fs, const Checkpoint& base, const std
   staging_ = unused_name(fs, output_);
   layout_ = CheckpointLayout::of(base);
   try {
-    copy_files(base, base_path, options.progress);
+    copy_files(base, base_path, options);
   } catch (...) {
     discard();
     throw;
@@ -97,18 +99,24 @@ void CheckpointCopy::discard() noexcept {
   }
 }
 
-void CheckpointCopy::copy_files(const Checkpoint& base, const std::string& base_path, const Progress& progress) {
+void CheckpointCopy::copy_files(const Checkpoint& base, const std::string& base_path,
+                                const CheckpointApplyOptions& options) {
   if (!base.sharded()) {
-    copy(fs_, base.files().front().path, staging_, progress);
+    copy(fs_, base.files().front().path, staging_, options.progress);
     layout_.files.front() = staging_;
     return;
   }
   const std::string undo = file_name(undo_record_path(fs_, base_path));
+  const std::set<std::string> weights = weight_files(fs_, base_path);
   fs_.make_directory(staging_);
   for (const std::string& name : fs_.list(base_path)) {
     const std::string from = base_path + "/" + name;
     if (name.starts_with(undo) || fs_.is_directory(from)) continue;  // Also what a crash left of one.
-    copy(fs_, from, staging_ + "/" + name, progress);
+    copy(fs_, from, staging_ + "/" + name, options.progress);
+    if (options.note && name.ends_with(".safetensors") && !weights.contains(name)) {
+      options.note(
+          fmt::format("'{}' is not of the checkpoint's index: it is copied as it is, of whatever version", from));
+    }
   }
   for (std::string& path : layout_.files) path = staging_ + "/" + file_name(path);
   fs_.sync_directory(staging_);

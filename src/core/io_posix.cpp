@@ -143,6 +143,22 @@ class PosixMapping : public FileMapping {
   std::size_t size_;
 };
 
+/// Opens an existing file. A pipe, whose writer may never come, is not waited for: whatever is no regular file is
+/// Error{kIo}.
+int open_regular(const std::string& path, int flags, struct stat* status = nullptr) {
+  const int descriptor = retry([&] { return ::open(path.c_str(), flags | O_NONBLOCK); });
+  if (descriptor < 0) fail("open", path, errno);
+  struct stat found {};
+  const int error = ::fstat(descriptor, &found) != 0 ? errno : 0;
+  if (error == 0 && S_ISREG(found.st_mode)) {
+    if (status != nullptr) *status = found;
+    return descriptor;
+  }
+  ::close(descriptor);
+  if (error != 0) fail("fstat", path, error);
+  throw Error(ErrorCode::kIo, "not a regular file", path);
+}
+
 class PosixFileSystem : public FileSystem {
  public:
   std::unique_ptr<File> open(const std::string& path, OpenMode mode) override {
@@ -163,6 +179,7 @@ class PosixFileSystem : public FileSystem {
         flags |= O_RDWR | O_CREAT | O_EXCL;
         break;
     }
+    if ((flags & O_CREAT) == 0) return std::make_unique<PosixFile>(open_regular(path, flags), path);
     const mode_t permissions = mode == OpenMode::kCreatePrivate ? 0600 : 0666;
     const int descriptor = retry([&] { return ::open(path.c_str(), flags, permissions); });
     if (descriptor < 0) fail("open", path, errno);
@@ -171,18 +188,8 @@ class PosixFileSystem : public FileSystem {
 
   std::unique_ptr<FileMapping> map(const std::string& path) override {
     require_local(path);
-    const int descriptor = retry([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); });
-    if (descriptor < 0) fail("open", path, errno);
     struct stat status {};
-    if (::fstat(descriptor, &status) != 0) {
-      const int error = errno;
-      ::close(descriptor);
-      fail("fstat", path, error);
-    }
-    if (!S_ISREG(status.st_mode)) {
-      ::close(descriptor);
-      throw Error(ErrorCode::kIo, "not a regular file", path);
-    }
+    const int descriptor = open_regular(path, O_RDONLY | O_CLOEXEC, &status);
     const auto size = static_cast<std::size_t>(status.st_size);
     void* base = size == 0 ? nullptr : ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
     const int error = errno;

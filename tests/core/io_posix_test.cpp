@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -164,6 +165,15 @@ TEST_F(PosixFileSystem, TakesOtherNamesWithColonsAndTildes) {
     EXPECT_FALSE(fs.exists(directory / name)) << name;
   }
   EXPECT_FALSE(fs.exists("./gs://b/run"));
+}
+
+TEST_F(PosixFileSystem, WaitsForNoPipe) {
+  const std::string pipe = directory / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& path : {pipe, directory / ".", std::string("/dev/zero")}) {
+    expect_error(ErrorCode::kIo, [&] { fs.open(path, OpenMode::kRead); }, {path, "not a regular file"});
+    expect_error(ErrorCode::kIo, [&] { fs.map(path); }, {path, "not a regular file"});
+  }
 }
 
 TEST_F(PosixFileSystem, RenamesAndRemoves) {
