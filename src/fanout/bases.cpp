@@ -11,8 +11,15 @@
 namespace sparsecast {
 namespace {
 
+/// A box that a rank sends, and where it lies there.
+struct SentBox {
+  const Box* box = nullptr;
+  std::uint32_t local = fanout::kNone;
+  std::uint64_t first = 0;
+};
+
 /// Boxes that one rank sends, keyed by tensor of the plan. They overlap where several of its routes have an element.
-using SentBoxes = std::unordered_map<std::uint32_t, std::vector<const Box*>>;
+using SentBoxes = std::unordered_map<std::uint32_t, std::vector<SentBox>>;
 
 Shard piece_of(const Shard& shard, Box box, bool has_base) {
   Shard piece{shard.tensor, {}, shard.local, fanout::address_of(shard, box.offset), shard.strides, has_base};
@@ -24,10 +31,12 @@ class ShardCutter {
  public:
   ShardCutter(const FanoutPlan& plan, std::vector<Shard>& out) : plan_(plan), out_(out) {}
 
-  void cut(const Shard& shard, std::uint32_t tensor, const std::vector<const Box*>& sent) {
+  /// Of what the rank holds in several places, only the one that is sent is in the snapshot.
+  void cut(const Shard& shard, std::uint32_t tensor, const std::vector<SentBox>& sent) {
     std::vector<Box> inside;
-    for (const Box* box : sent) {
-      if (auto common = intersect(shard.box, *box)) inside.push_back(std::move(*common));
+    for (const SentBox& from : sent) {
+      if (from.local != shard.local || !shard.box.contains(*from.box)) continue;
+      if (fanout::address_of(shard, from.box->offset) == from.first) inside.push_back(*from.box);
     }
     // Routes to different engines may contain equal boxes.
     std::sort(inside.begin(), inside.end());
@@ -58,18 +67,32 @@ class ShardCutter {
   std::vector<bool> sent_;
 };
 
+/// Sets where the rank sends each box from: the first place that has a base, as FanoutPlan::source_views says.
+void find_places(SentBoxes& sent, const std::vector<Shard>& shards, const std::vector<std::uint32_t>& tensor_of) {
+  for (const Shard& shard : shards) {
+    const auto boxes = sent.find(tensor_of[shard.tensor]);
+    if (boxes == sent.end() || !shard.has_base) continue;
+    for (SentBox& box : boxes->second) {
+      if (box.local != fanout::kNone || !shard.box.contains(*box.box)) continue;
+      box.local = shard.local;
+      box.first = fanout::address_of(shard, box.box->offset);
+    }
+  }
+}
+
 }  // namespace
 
 Layout mark_bases(const FanoutPlan& plan) {
   std::unordered_map<int, SentBoxes> sent;
   for (const Route& route : plan.routes()) {
     SentBoxes& boxes = sent[route.source];
-    for (const Region& region : route.regions) boxes[region.tensor].push_back(&region.box);
+    for (const Region& region : route.regions) boxes[region.tensor].push_back({&region.box});
   }
   const std::vector<std::uint32_t>& tensor_of = plan.tensor_of_[0];
   std::vector<RankLayout> ranks = plan.trainer().layout->ranks();
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    const SentBoxes& boxes = sent[plan.trainer().ranks[r]];
+    SentBoxes& boxes = sent[plan.trainer().ranks[r]];
+    find_places(boxes, ranks[r].shards, tensor_of);
     std::vector<Shard> shards;
     ShardCutter cutter(plan, shards);
     for (const Shard& shard : ranks[r].shards) {
@@ -79,7 +102,7 @@ Layout mark_bases(const FanoutPlan& plan) {
         continue;
       }
       const auto found = boxes.find(tensor);
-      cutter.cut(shard, tensor, found == boxes.end() ? std::vector<const Box*>{} : found->second);
+      cutter.cut(shard, tensor, found == boxes.end() ? std::vector<SentBox>{} : found->second);
     }
     ranks[r].shards = std::move(shards);
   }

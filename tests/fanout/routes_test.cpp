@@ -192,6 +192,20 @@ TEST(FanoutPlanBases, AShardIsCutWhereItsRankSendsARegionOfItOnly) {
   EXPECT_EQ(sent, (std::map<int, std::uint64_t>{{0, 12}, {1, 20}}));
 }
 
+TEST(FanoutPlanBases, OfSeveralPlacesOfARankTheOneThatIsSentHasABase) {
+  // The first place that has all of the region is the second.
+  const auto trainer = small_layout(kA, {{"", {{"a", rows(0, 5, 4)}, {"a", kWhole}, {"a", kWhole}}}});
+  const auto whole = small_layout(kA, {{"", {{"a", kWhole}}}});
+  const FanoutPlan first = plan_of(small_layout(kA, {{"", {{"a", kWhole}, {"a", kWhole}}}}), {whole});
+  const Layout twice = mark_bases(first);
+  EXPECT_TRUE(twice.ranks()[0].shards[0].has_base);
+  EXPECT_FALSE(twice.ranks()[0].shards[1].has_base);
+  const Layout marked = mark_bases(plan_of(trainer, {whole}));
+  std::uint64_t based = 0;
+  for (const Shard& shard : marked.ranks()[0].shards) based += shard.has_base ? shard.box.elements() : 0;
+  EXPECT_EQ(based, 32U);
+}
+
 TEST(FanoutPlanBases, WhatIsNotSentKeepsItsFlag) {
   const std::vector<TensorSpec> specs = {matrix("a", 8, 4), matrix("b", 8, 4), matrix("c", 8, 4)};
   const auto trainer = small_layout(specs, {{"", {{"a", kWhole}, {"b", kWhole, false}, {"c", kWhole}}}});
