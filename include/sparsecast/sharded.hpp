@@ -119,6 +119,11 @@ class SPARSECAST_API ShardedPublisher {
   /// the committed version. Throws the errors of the plan, the control channel and the transports, and
   /// Error{kGroupMismatch | kWrongBase | kDigestMismatch} that names the rank, or the engine; the committed version
   /// stands then, and regroup() can be called again.
+  ///
+  /// Elements that the layout describes in several places, of one rank or of several, are copies, of which one is sent.
+  /// They must be equal now, as engines get them (masters: their cast), whatever is committed; where they differ, every
+  /// rank throws Error{kDigestMismatch} with the tensor, the box and two trainer ranks, before anything is written to
+  /// an engine. This reads all copies once, on each rank its own; what is in one place alone costs nothing.
   void regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open, std::chrono::milliseconds timeout);
 
   /// Brings the current weights to every engine, collectively over the world. When it throws, no rank has committed the

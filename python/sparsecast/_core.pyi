@@ -561,7 +561,7 @@ class ShardedPublisher:
 
     def regroup(self, world: ControlChannel, channels: str = 'control', timeout: float = 60.0) -> None:
         """
-        Meets as a group; collective over `world`, all ranks of the trainer and of all engines, in any order. Replaces the previous group. Exchanges the layouts, settles a sync whose outcome was in doubt, plans, opens the channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and verifies that every destination holds the committed version. GroupMismatchError, WrongBaseError and DigestMismatchError name the rank or engine.
+        Meets as a group; collective over `world`, all ranks of the trainer and of all engines, in any order. Replaces the previous group. Exchanges the layouts, settles a sync whose outcome was in doubt, plans, opens the channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and verifies that every destination holds the committed version. GroupMismatchError, WrongBaseError and DigestMismatchError name the rank or engine. Elements that the trainer's layout describes in several places are copies, which must be equal now: before anything is written to an engine, DigestMismatchError on every rank names the tensor, the box and two trainer ranks whose copies differ. Each trainer rank reads its copies once for that; what is in one place alone costs nothing.
         """
 
     def sync(self, timeout: float = 60.0) -> ShardedReport:
@@ -595,7 +595,7 @@ class ShardedSubscriber:
 
     def regroup(self, world: ControlChannel, channels: str = 'control', timeout: float = 60.0) -> None:
         """
-        Meets as a group; collective over `world`, all ranks of the trainer and of all engines, in any order. Replaces the previous group. Exchanges the layouts, settles a sync whose outcome was in doubt, plans, opens the channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and verifies that every destination holds the committed version. GroupMismatchError, WrongBaseError and DigestMismatchError name the rank or engine.
+        Meets as a group; collective over `world`, all ranks of the trainer and of all engines, in any order. Replaces the previous group. Exchanges the layouts, settles a sync whose outcome was in doubt, plans, opens the channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and verifies that every destination holds the committed version. GroupMismatchError, WrongBaseError and DigestMismatchError name the rank or engine. Elements that the trainer's layout describes in several places are copies, which must be equal now: before anything is written to an engine, DigestMismatchError on every rank names the tensor, the box and two trainer ranks whose copies differ. Each trainer rank reads its copies once for that; what is in one place alone costs nothing.
         """
 
     def receive(self, timeout: float = 60.0) -> None:

@@ -136,7 +136,10 @@ constexpr const char* kRegroup =
     " the previous group. Exchanges the layouts, settles a sync whose outcome was in doubt, plans, opens the "
     "channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another "
     "version, and verifies that every destination holds the committed version. GroupMismatchError, WrongBaseError "
-    "and DigestMismatchError name the rank or engine.";
+    "and DigestMismatchError name the rank or engine. Elements that the trainer's layout describes in several places "
+    "are copies, which must be equal now: before anything is written to an engine, DigestMismatchError on every rank "
+    "names the tensor, the box and two trainer ranks whose copies differ. Each trainer rank reads its copies once for "
+    "that; what is in one place alone costs nothing.";
 
 void bind_report(nb::module_& m) {
   nb::class_<SentTensor>(m, "SentTensor", "Numbers of a canonical tensor that a rank has sent.")

@@ -28,6 +28,7 @@
 
 #include "fanout/cells.hpp"
 #include "fanout/interner.hpp"
+#include "fanout/regions.hpp"
 #include "fanout/world_ranks.hpp"
 
 namespace sparsecast::fanout {
@@ -66,9 +67,6 @@ Senders choose_senders(const WorldRanks& world, const TensorTable& table, const 
 /// route that lie in one shard of each rank become one region.
 std::vector<Route> make_routes(const WorldRanks& world, const CanonicalNames& names, const Cells& cells,
                                const Senders& senders);
-
-/// Dimensions of a part by descending stride of the shard; those of extent 1 stay in their places, and so do equals.
-std::vector<std::uint8_t> wire_order(const Shard& shard, const Box& region);
 
 struct RouteGroups {
   std::vector<RouteGroup> groups;  ///< Ordered by source, then receivers.

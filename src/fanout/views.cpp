@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "fanout/flat_box.hpp"
+#include "fanout/regions.hpp"
 #include "fanout/world_ranks.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/fanout_plan.hpp"
@@ -43,12 +44,6 @@ class ShardsByTensor {
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> shards_;
 };
 
-RegionView view_of(const Shard& shard, const Region& region) {
-  RegionView view{shard.local, fanout::address_of(shard, region.box.offset), {}};
-  for (const std::uint8_t d : region.order) view.strides.push_back(shard.strides[d]);
-  return view;
-}
-
 std::optional<std::size_t> index_in(const Participant& participant, int world_rank) {
   for (std::size_t i = 0; i < participant.ranks.size(); ++i) {
     if (participant.ranks[i] == world_rank) return i;
@@ -61,7 +56,9 @@ std::vector<RegionView> views_of(const Route& route, const RankLayout& rank,
   const ShardsByTensor shards(rank, tensor_of);
   std::vector<RegionView> views;
   views.reserve(route.regions.size());
-  for (const Region& region : route.regions) views.push_back(view_of(shards.find(region, copy, with_base), region));
+  for (const Region& region : route.regions) {
+    views.push_back(fanout::view_of(shards.find(region, copy, with_base), region));
+  }
   return views;
 }
 
@@ -72,18 +69,23 @@ void check_route(std::size_t route, std::size_t routes) {
 
 }  // namespace
 
-TensorTable FanoutPlan::route_table(std::size_t route) const {
-  check_route(route, routes_.size());
+RegionView fanout::view_of(const Shard& shard, const Region& region) {
+  RegionView view{shard.local, address_of(shard, region.box.offset), {}};
+  for (const std::uint8_t d : region.order) view.strides.push_back(shard.strides[d]);
+  return view;
+}
+
+TensorTable fanout::table_of(const TensorTable& whole_tensors, const std::vector<Region>& regions) {
   std::vector<TensorSpec> specs;
   std::vector<DigestOrigin> origins;
-  for (const Region& region : routes_[route].regions) {
-    const TensorSpec& whole = table_[region.tensor];
+  for (const Region& region : regions) {
+    const TensorSpec& whole = whole_tensors[region.tensor];
     std::vector<std::int64_t> strides(whole.shape.size(), 1);
     for (std::size_t d = strides.size(); d > 1; --d) {
       strides[d - 2] = strides[d - 1] * static_cast<std::int64_t>(whole.shape[d - 1]);
     }
     TensorSpec spec{whole.name + to_string(region.box), whole.dtype, {}};
-    DigestOrigin origin{table_.digest_key(region.tensor), 0, {}};
+    DigestOrigin origin{whole_tensors.digest_key(region.tensor), 0, {}};
     for (std::size_t d = 0; d < strides.size(); ++d) {
       origin.first += region.box.offset[d] * static_cast<std::uint64_t>(strides[d]);
       spec.shape.push_back(region.box.extent[region.order[d]]);
@@ -93,6 +95,11 @@ TensorTable FanoutPlan::route_table(std::size_t route) const {
     origins.push_back(std::move(origin));
   }
   return TensorTable(std::move(specs), std::move(origins));
+}
+
+TensorTable FanoutPlan::route_table(std::size_t route) const {
+  check_route(route, routes_.size());
+  return fanout::table_of(table_, routes_[route].regions);
 }
 
 std::vector<RegionView> FanoutPlan::source_views(std::size_t route) const {

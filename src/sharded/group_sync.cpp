@@ -8,15 +8,17 @@
 // keeps what it needs to go either way, and the next regroup settles it by the coordinator's word. Every attempt has a
 // number of its own, the same in all routes.
 //
-// A regroup: meet -> settle doubts -> plan, agreed on -> groups -> anchors for engines without a version -> every
-// destination compares its digest with its source's -> votes -> decision. Whether the new plan is in force (which ranks
-// know what receivers hold) may be in doubt in the same way, and is settled in the same way.
+// A regroup: meet -> settle doubts -> plan, agreed on -> groups -> the trainer's copies are compared -> anchors for
+// engines without a version -> every destination compares its digest with its source's -> votes -> decision. Whether
+// the new plan is in force (which ranks know what receivers hold) may be in doubt in the same way, and is settled in
+// the same way.
 
 #include "sharded/group_sync.hpp"
 
 #include <fmt/format.h>
 
 #include "core/trace.hpp"
+#include "sharded/copies.hpp"
 
 namespace sparsecast {
 
@@ -67,6 +69,7 @@ void Membership::form(const Roles& roles, const GroupOpener& open, Deadline dead
   if (roles.publisher != nullptr) roles.publisher->met(world_.meeting());
   if (roles.subscriber != nullptr) roles.subscriber->met(world_.meeting(), world_.rank());
   world_.connect(open, deadline);
+  compare_copies(roles, deadline);
   if (roles.publisher != nullptr) roles.publisher->build(world_.plan(), world_.rank());
   seed(roles, open, deadline);
   if (roles.subscriber != nullptr) roles.subscriber->build(world_.plan(), world_.rank(), world_.meeting());
@@ -81,6 +84,13 @@ void Membership::form(const Roles& roles, const GroupOpener& open, Deadline dead
     throw;
   }
   if (roles.publisher != nullptr) roles.publisher->adopt();
+}
+
+/// Compares what ranks of the trainer hold as copies of one another. Nothing has been written to an engine before.
+void Membership::compare_copies(const Roles& roles, Deadline deadline) {
+  const ShardMemory* const trainer = roles.publisher != nullptr ? &roles.publisher->snapshot().memory() : nullptr;
+  const int threads = trainer != nullptr ? roles.publisher->encode_options().threads : 1;
+  sparsecast::compare_copies(world_, trainer, threads, deadline);
 }
 
 /// Seeds engines that hold nothing yet by a plan of their own. Its sources are those of the current plan, because only

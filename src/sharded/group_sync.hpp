@@ -172,6 +172,7 @@ class Membership {
 
  private:
   void form(const Roles& roles, const GroupOpener& open, Deadline deadline);
+  void compare_copies(const Roles& roles, Deadline deadline);
   void seed(const Roles& roles, const GroupOpener& open, Deadline deadline);
   void compare_bases(const Roles& roles, Deadline deadline);
   void find_streams(const Roles& roles);

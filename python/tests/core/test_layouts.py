@@ -126,6 +126,39 @@ def test_rows_of_a_trainer_reach_transposed_columns_of_an_engine_in_two_halves()
         raise failures[0]
 
 
+def test_trainer_ranks_that_hold_other_values_under_one_name_are_named() -> None:
+    trainer = sc.join_layouts([rows_layout(0, 6), rows_layout(4, 10)])
+    engine = rows_layout(0, 10)
+    port = free_port()
+    live = [np.ones((6, COLUMNS), np.float32), np.ones((6, COLUMNS), np.float32), np.zeros((10, COLUMNS), np.float32)]
+    live[1][1, 2] = 2  # Row 5, which both ranks have.
+    said: list[str] = []
+
+    def run(rank: int) -> None:
+        tensors = [sc.describe(live[rank])]
+        try:
+            end: sc.ShardedPublisher | sc.ShardedSubscriber = (
+                sc.ShardedPublisher(trainer, rank, tensors)
+                if rank < 2
+                else sc.ShardedSubscriber("e", engine, 0, tensors, needs_anchor=True)
+            )
+            end.regroup(sc.meet("127.0.0.1", port, rank=rank, size=3, secret=SECRET, timeout=30), timeout=30)
+        except errors.DigestMismatchError as error:
+            said.append(str(error))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    words = (
+        "tensor 'w'[4:6,0:6]: trainer ranks 0 and 1 hold different values of what is described as copies: name them "
+        "apart, make them equal, or leave it out"
+    )
+    assert said == [words] * 3
+    assert not live[2].any(), "the engine was not written to"
+
+
 def test_local_tensors_that_do_not_fit_the_layout_are_refused_by_rank_and_name() -> None:
     layout = rows_layout(0, 10)
     with pytest.raises(errors.UsageError, match="rank 0: local tensor 'w': it has 59 elements, and the layout says 60"):
