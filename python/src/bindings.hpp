@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "gil.hpp"
 #include "sparsecast/codec.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/error.hpp"
@@ -27,7 +28,7 @@ namespace sparsecast::python {
 
 namespace nb = nanobind;
 
-using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
+using ReleaseGil = nb::call_guard<GilRelease>;
 
 void bind_errors(nb::module_& m);
 void bind_memory(nb::module_& m);

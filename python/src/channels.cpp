@@ -20,7 +20,7 @@ std::vector<nb::bytes> all_gather(ControlChannel& channel, const nb::bytes& own,
   std::vector<Bytes> gathered;
   {
     const ConstBytes bytes = bytes_of(own);
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     gathered = channel.all_gather(bytes, deadline_in(timeout));
   }
   std::vector<nb::bytes> out;
@@ -32,7 +32,7 @@ nb::bytes broadcast(ControlChannel& channel, const nb::bytes& own, double timeou
   Bytes result;
   {
     const ConstBytes bytes = bytes_of(own);
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     result = channel.broadcast(bytes, deadline_in(timeout));
   }
   return to_python(result);
@@ -55,7 +55,7 @@ std::shared_ptr<ControlChannel> meet(const std::string& host, std::uint16_t port
   options.cancellation = std::move(cancellation);
   // Layouts of large models are sent as blobs.
   options.max_blob_bytes = std::uint64_t{256} << 20;
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   return Rendezvous::meet(options);
 }
 
@@ -111,7 +111,7 @@ void bind_channels(nb::module_& m) {
       .def(
           "agree",
           [](ControlChannel& self, int status, int coordinator, double timeout) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             return self.agree(status, coordinator, deadline_in(timeout));
           },
           nb::arg("status"), nb::arg("coordinator") = 0, nb::arg("timeout") = 60.0,
@@ -119,7 +119,7 @@ void bind_channels(nb::module_& m) {
       .def(
           "split",
           [](ControlChannel& self, int color, int key, double timeout) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             return self.split(color, key, deadline_in(timeout));
           },
           nb::arg("color"), nb::arg("key"), nb::arg("timeout") = 60.0,
@@ -147,7 +147,7 @@ void bind_channels(nb::module_& m) {
       "mpi_channel",
       [] {
         require_mpi();
-        const nb::gil_scoped_release release;
+        const GilRelease release;
         return make_mpi_control_channel();
       },
       "Returns a control channel over MPI_COMM_WORLD; initialises MPI if it is not initialised. Raises "
@@ -166,7 +166,7 @@ void bind_channels(nb::module_& m) {
       "mpi_transport",
       [] {
         require_mpi();
-        const nb::gil_scoped_release release;
+        const GilRelease release;
         return std::shared_ptr<Transport>(make_mpi_transport());
       },
       "Returns a transport over MPI_COMM_WORLD; initialises MPI if it is not initialised. Raises UnsupportedError "
@@ -176,7 +176,7 @@ void bind_channels(nb::module_& m) {
       [](std::shared_ptr<ControlChannel> control, int device, double timeout) {
         NcclOptions options;
         options.device = device;
-        const nb::gil_scoped_release release;
+        const GilRelease release;
         return std::shared_ptr<Transport>(NcclTransport::open(std::move(control), options, deadline_in(timeout)));
       },
       nb::arg("control"), nb::arg("device") = -1, nb::arg("timeout") = 60.0,

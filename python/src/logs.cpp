@@ -57,7 +57,7 @@ std::uint64_t create_log(const PathText& location, const TensorTable& table, con
                          const PathText& anchor_path, std::uint64_t version, const std::optional<PathText>& key,
                          const std::string& label, int threads, double timeout) {
   const std::vector<MutableBytes> tensors = host_tensors(table, memory, false);
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   LogReader reader(open_object_store(files(), location, milliseconds(timeout)));
   LogWriterOptions options;
   options.key = signing_key(key);
@@ -82,13 +82,13 @@ class PythonLogPublisher {
                      LogPublisherOptions options, const std::vector<std::string>& trusted, const EncodeOptions& encode)
       : table_(std::make_shared<const TensorTable>(table)), kept_(request.all()) {
     auto detector = make_detector(table_, request);
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     publisher_ =
         std::make_unique<LogPublisher>(open_object_store(files(), location, options.deadline), files(),
                                        trust_of(trusted), table_, std::move(detector), std::move(options), encode);
   }
   ~PythonLogPublisher() {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     publisher_.reset();
   }
   PythonLogPublisher(const PythonLogPublisher&) = delete;
@@ -110,7 +110,7 @@ class PythonLogFollower {
                     FollowerOptions options, std::chrono::milliseconds timeout, nb::object pause)
       : table_(std::make_shared<const TensorTable>(table)), kept_(memory), pause_(std::move(pause)) {
     const std::vector<TensorRef> live = refs_to(*table_, host_tensors(*table_, memory, true));
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     const std::shared_ptr<ObjectStore> store = open_object_store(files(), location, timeout);
     SubscriberOptions of_log = subscribing;
     LogReader reader(store, options.trust);
@@ -130,7 +130,7 @@ class PythonLogFollower {
     failure_ = nullptr;
     FollowReport report;
     {
-      const nb::gil_scoped_release release;
+      const GilRelease release;
       report = follower_->step(version);
     }
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
@@ -157,7 +157,7 @@ class PythonLogFollower {
   /// Calls `pause`. The callback of the library must not throw: an exception of Python is kept until the step has
   /// ended.
   void tell(bool paused) {
-    const nb::gil_scoped_acquire acquire;
+    const GilAcquire acquire;
     try {
       pause_(paused);
     } catch (...) {
@@ -226,7 +226,7 @@ void bind_publisher(nb::module_& m) {
       .def(
           "publish",
           [](PythonLogPublisher& self, const std::string& label) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             return self.get().publish(label);
           },
           nb::arg("label") = "",
@@ -235,14 +235,14 @@ void bind_publisher(nb::module_& m) {
       .def(
           "wait",
           [](PythonLogPublisher& self, double timeout) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             return self.get().wait(milliseconds(timeout));
           },
           nb::arg("timeout") = 120.0, "Until the newest publication is durable.")
       .def(
           "wait_maintenance",
           [](PythonLogPublisher& self, double timeout) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             return self.get().wait_maintenance(milliseconds(timeout));
           },
           nb::arg("timeout") = 120.0)
@@ -324,7 +324,7 @@ void bind_logs(nb::module_& m) {
       "log_head",
       [](const PathText& location, const std::vector<std::string>& trusted_keys,
          double timeout) -> std::optional<std::uint64_t> {
-        const nb::gil_scoped_release release;
+        const GilRelease release;
         LogReader reader(open_object_store(files(), location, milliseconds(timeout)), trust_of(trusted_keys));
         const std::optional<LogCommit> head = reader.head();
         return head ? std::optional(head->version) : std::nullopt;
@@ -341,7 +341,7 @@ void bind_logs(nb::module_& m) {
       "write_checkpoint",
       [](const TensorTable& table, const std::vector<Memory>& memory, const PathText& path) {
         const std::vector<MutableBytes> tensors = host_tensors(table, memory, false);
-        const nb::gil_scoped_release release;
+        const GilRelease release;
         write_checkpoint(table, tensors, path);
       },
       nb::arg("table"), nb::arg("tensors"), nb::arg("path"),

@@ -55,7 +55,7 @@ class PythonShardedPublisher {
                          const ShardedOptions& options, bool masters, std::uintptr_t stream, double device_timeout)
       : memory_(rank_memory(*layout, rank, tensors, false, masters)) {
     const DeviceOptions device = device_options(memory_.device(), stream, device_timeout);
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     publisher_ = std::make_unique<ShardedPublisher>(std::move(layout), rank, memory_.tensors, options, device);
   }
   ShardedPublisher& get() noexcept { return *publisher_; }
@@ -77,7 +77,7 @@ class PythonShardedSubscriber {
         entry_bytes_(entry_bytes),
         memory_(rank_memory(*layout, rank, tensors, true)) {
     const DeviceOptions device = device_options(memory_.device(), stream, device_timeout, entry_bytes);
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     subscriber_ =
         std::make_unique<ShardedSubscriber>(engine, std::move(layout), rank, memory_.tensors, options, device);
   }
@@ -121,13 +121,13 @@ class PythonColocated {
 template <class End>
 void regroup(End& self, std::shared_ptr<ControlChannel> world, const std::string& channels, double timeout) {
   const GroupOpener open = opener_of(channels, self.device());
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   self.get().regroup(std::move(world), open, milliseconds(timeout));
 }
 
 template <class End>
 ShardedReport sync(End& self, double timeout) {
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   return self.get().sync(milliseconds(timeout));
 }
 
@@ -275,7 +275,7 @@ void bind_subscriber(nb::module_& m) {
       .def(
           "receive",
           [](PythonShardedSubscriber& self, double timeout) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             self.get().receive(milliseconds(timeout));
           },
           nb::arg("timeout") = 60.0,
@@ -285,7 +285,7 @@ void bind_subscriber(nb::module_& m) {
       .def(
           "apply",
           [](PythonShardedSubscriber& self, double timeout) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             return self.get().apply(milliseconds(timeout));
           },
           nb::arg("timeout") = 60.0,

@@ -27,7 +27,7 @@ std::vector<nb::bytes> records_of(const Delta& delta) {
 nb::list tensors_of(const Delta& delta, const TensorTable& table) {
   DeltaReport report;
   {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     report = report_of(delta, table);
   }
   nb::list out;
@@ -56,7 +56,7 @@ class PythonPublisher {
     if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
     auto detector = make_detector(table_, request);
     if (request.name == "mask") mask_ = detector.get();
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     publisher_ = std::make_unique<Publisher>(table_, std::move(detector), options);
   }
 
@@ -84,7 +84,7 @@ class PythonSubscriber {
       : table_(std::make_shared<const TensorTable>(table)), kept_(tensors) {
     std::vector<TensorRef> live = tensors_for(*table_, tensors, true, "tensor");
     const DeviceOptions device = device_options(device_of(live), stream, device_timeout, entry_bytes);
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     subscriber_ = std::make_unique<Subscriber>(table_, std::move(live), options, device);
   }
   Subscriber& get() noexcept { return *subscriber_; }
@@ -162,7 +162,7 @@ void bind_publisher(nb::module_& m) {
           [](PythonPublisher& self, std::uintptr_t weights_ready) {
             PythonDelta out;
             out.table = std::make_shared<const TensorTable>(self.table());
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             out.delta = self.get().publish(event_of(weights_ready));
             return out;
           },
@@ -180,7 +180,7 @@ void bind_publisher(nb::module_& m) {
       .def(
           "sync",
           [](PythonPublisher& self, Transport& transport, double timeout) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             return sync_send(self.get(), transport, milliseconds(timeout));
           },
           nb::arg("transport"), nb::arg("timeout") = 60.0,
@@ -232,14 +232,14 @@ void bind_subscriber(nb::module_& m) {
           "stage",
           [](PythonSubscriber& self, const nb::bytes& record) {
             const ConstBytes bytes = bytes_of(record);
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             self.get().stage(bytes);
           },
           nb::arg("record"), "Takes one record, in any order after the header; verifies it, and writes nothing.")
       .def(
           "stage",
           [](PythonSubscriber& self, const PythonDelta& delta) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             self.get().stage(delta.delta);
           },
           nb::arg("delta"))
@@ -249,7 +249,7 @@ void bind_subscriber(nb::module_& m) {
       .def(
           "apply",
           [](PythonSubscriber& self, std::uintptr_t after, std::uintptr_t written) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             return self.get().apply({event_of(after), event_of(written)});
           },
           nb::arg("after") = 0, nb::arg("written") = 0,
@@ -260,9 +260,9 @@ void bind_subscriber(nb::module_& m) {
           "apply_nan_masked",
           [](PythonSubscriber& self,
              const nb::typed<nb::callable, void(std::size_t, std::uintptr_t, std::uintptr_t)>& load) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             return self.get().apply_nan_masked([&](std::size_t index, const std::byte* tensor, CUstream_st* stream) {
-              const nb::gil_scoped_acquire acquire;
+              const GilAcquire acquire;
               load(index, reinterpret_cast<std::uintptr_t>(tensor), reinterpret_cast<std::uintptr_t>(stream));
             });
           },
@@ -278,7 +278,7 @@ void bind_subscriber(nb::module_& m) {
       .def(
           "sync",
           [](PythonSubscriber& self, Transport& transport, int source, double timeout) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             return sync_receive(self.get(), transport, source, milliseconds(timeout));
           },
           nb::arg("transport"), nb::arg("source") = 0, nb::arg("timeout") = 60.0)
@@ -291,7 +291,7 @@ void bind_subscriber(nb::module_& m) {
           "reset",
           [](PythonSubscriber& self, std::uint64_t version, const std::string& digest) {
             const StateDigest expected{hash_from_python(digest, "digest")};
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             self.get().reset(version, expected);
           },
           nb::arg("version"), nb::arg("digest"), "After the caller has written an anchor into the tensors.")

@@ -38,7 +38,7 @@ std::string digest(const TensorTable& table, const std::vector<Memory>& memory, 
   if (device_of(tensors) != kHostMemory) {
     throw Error(ErrorCode::kUnsupported, "digests of device memory are taken by its publisher");
   }
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   return to_hex(sum(digest_tensors(table, tensors, threads)).value);
 }
 
