@@ -109,7 +109,7 @@ class LogRelay:
             self.regroup()
         try:
             live = self._subscriber.sync(self._world.timeout)
-        except Exception:
+        except BaseException:
             self._met = False
             raise
         assert self._publisher is not None

@@ -30,6 +30,7 @@ namespace nb = nanobind;
 
 using ReleaseGil = nb::call_guard<GilRelease>;
 
+void bind_interrupts(nb::module_& m);
 void bind_errors(nb::module_& m);
 void bind_memory(nb::module_& m);
 void bind_tables(nb::module_& m);
@@ -52,6 +53,10 @@ inline std::chrono::milliseconds milliseconds(double seconds) {
 
 /// Parses the form of to_hex() only. Throws Error{kUsage} with `what` as its context.
 Hash128 hash_from_python(const std::string& text, const char* what);
+
+/// Returns the exception that a handler of signals has raised during a wait, or raises now; an object that is not valid
+/// when there is none, and in threads other than the main one, where no handlers run.
+nb::object take_interrupt();
 
 inline nb::bytes to_python(ConstBytes bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 inline ConstBytes bytes_of(const nb::bytes& bytes) {

@@ -5,16 +5,27 @@ namespace sparsecast::python {
 namespace {
 
 /// Raises the class that sparsecast.errors.make(code, message, context) chooses. If even that fails (an interpreter
-/// that is shutting down), raises with the message alone.
+/// that is shutting down), raises with the message alone. What a signal handler has raised meanwhile
+/// (KeyboardInterrupt) goes first, with the error as its context: a program that tries again after errors must not try
+/// again after it.
 void raise(const Error& error) {
+  nb::object thrown = take_interrupt();
   try {
     const nb::object made = nb::module_::import_("sparsecast.errors")
                                 .attr("make")(std::string(to_string(error.code())), error.message(), error.context());
-    PyErr_SetObject(made.type().ptr(), made.ptr());
+    if (thrown.is_valid()) {
+      PyException_SetContext(thrown.ptr(), made.inc_ref().ptr());
+    } else {
+      thrown = made;
+    }
   } catch (nb::python_error& failure) {
-    failure.discard_as_unraisable("sparsecast: raising an error");
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+    if (!thrown.is_valid() && !failure.matches(PyExc_Exception)) thrown = nb::borrow(failure.value());
+    if (!thrown.is_valid()) {
+      failure.discard_as_unraisable("sparsecast: raising an error");
+      return PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
   }
+  PyErr_SetObject(thrown.type().ptr(), thrown.ptr());
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ NB_MODULE(_core, m) {
   m.attr("has_nccl") = nccl_available();
   m.attr("has_cuda") = device_backend_available();
   m.attr("has_rendezvous") = rendezvous_available();
+  bind_interrupts(m);
   bind_errors(m);
   bind_memory(m);
   bind_tables(m);

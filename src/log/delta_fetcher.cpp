@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/interrupt.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -115,7 +116,7 @@ const DeltaFile& DeltaFetcher::open(std::size_t i) {
     const auto failed = [&] {
       return std::find_if(slots_.begin(), slots_.end(), [](const FetchSlot& s) { return s.step == Step::kFailed; });
     };
-    changed_.wait(lock, [&] {
+    wait_or_interrupt(changed_, lock, std::chrono::steady_clock::time_point::max(), [&] {
       return slot.step == Step::kHere || slot.step == Step::kFailed ||
              (slot.step == Step::kWaiting && failed() != slots_.end());
     });

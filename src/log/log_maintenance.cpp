@@ -3,6 +3,7 @@
 
 #include <exception>
 
+#include "core/interrupt.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/log_follower.hpp"
 
@@ -44,7 +45,7 @@ void LogMaintenance::request() {
 bool LogMaintenance::wait(std::chrono::steady_clock::time_point until) {
   std::unique_lock lock(mutex_);
   const std::uint64_t round = requested_;
-  return changed_.wait_until(lock, until, [&] { return finished_ >= round; });
+  return wait_or_interrupt(changed_, lock, until, [&] { return finished_ >= round; });
 }
 
 std::optional<Error> LogMaintenance::error() const {

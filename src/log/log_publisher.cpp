@@ -18,6 +18,7 @@
 #include <mutex>
 #include <thread>
 
+#include "core/interrupt.hpp"
 #include "log/log_maintenance.hpp"
 #include "sparsecast/error.hpp"
 
@@ -140,7 +141,7 @@ void LogPublisher::State::start_upload() {
 
 void LogPublisher::State::finish_attempt(steady_clock::time_point until) {
   std::unique_lock lock(mutex);
-  if (!changed.wait_until(lock, until, [&] { return phase != AttemptPhase::kUploading; })) {
+  if (!wait_or_interrupt(changed, lock, until, [&] { return phase != AttemptPhase::kUploading; })) {
     throw not_durable("the store has not answered in time");
   }
   if (phase == AttemptPhase::kUnsettled) {

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <thread>
 
+#include "core/interrupt.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/object_store.hpp"
 
@@ -91,7 +92,7 @@ std::optional<int> wait_for(pid_t child, steady_clock::time_point deadline, cons
     if (ended < 0 && errno != EINTR) {
       throw Error(ErrorCode::kIo, fmt::format("waiting for the command failed: {}", std::strerror(errno)));
     }
-    if (steady_clock::now() >= deadline || (stopped && stopped())) return std::nullopt;
+    if (steady_clock::now() >= deadline || (stopped && (stopped() || interrupted()))) return std::nullopt;
     std::this_thread::sleep_for(kSlice);
   }
 }

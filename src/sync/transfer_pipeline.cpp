@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/interrupt.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -20,7 +21,7 @@ SerialExecutor::~SerialExecutor() {
 
 template <class Condition>
 void SerialExecutor::wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, const Condition& met) {
-  if (changed_.wait_until(lock, deadline, met)) return;
+  if (wait_or_interrupt(changed_, lock, deadline, met)) return;
   throw Error(ErrorCode::kTimeout,
               fmt::format("{} was at {} of {} when the deadline passed", what_, done_, submitted_));
 }

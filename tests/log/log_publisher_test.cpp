@@ -9,6 +9,7 @@
 #include <map>
 #include <thread>
 
+#include "core/interrupt.hpp"
 #include "sparsecast/log_follower.hpp"
 #include "sparsecast/safetensors.hpp"
 #include "support/detectors.hpp"
@@ -207,6 +208,9 @@ TEST_F(LogPublisherTest, AStoreThatHangsIsWaitedForUntilTheDeadline) {
   expect_error(ErrorCode::kTimeout, [&] { publisher->wait(milliseconds(10)); }, {"not known to be durable"});
   EXPECT_TRUE(publisher->in_flight());
   expect_error(ErrorCode::kTimeout, [&] { publisher->publish(); });
+  ask_during_waits(+[]() noexcept { return true; });
+  expect_error(ErrorCode::kPeerFailed, [&] { publisher->wait(kLong); }, {"interrupted by a signal"});
+  ask_during_waits(nullptr);
   store_->release();
   EXPECT_EQ(publisher->wait(kLong).commit.version, version);
   expect_followed(version);

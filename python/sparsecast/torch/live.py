@@ -100,7 +100,7 @@ class LiveEnd:
         assert self._transport is not None
         try:
             sent = self.publisher.sync(self._transport.timeout)
-        except Exception:
+        except BaseException:  # KeyboardInterrupt, too, leaves the group broken.
             self._met = False
             raise
         elements, dense = self._extent(sent)

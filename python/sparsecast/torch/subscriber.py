@@ -143,7 +143,7 @@ class Subscriber:
         self._check()
         try:
             self.sharded.receive(self._transport.timeout)
-        except Exception:
+        except BaseException:
             self._met = False
             raise
 
@@ -162,7 +162,7 @@ class Subscriber:
             self._order.catch_up()  # Weights are written after earlier reads.
             try:
                 done = self.sharded.apply(self._transport.timeout)
-            except Exception:
+            except BaseException:
                 self._met = False
                 raise
             finally:  # Also after a failure: copies and weights are then of the version before, or of one in doubt.

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 
+#include "core/interrupt.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/object_store.hpp"
 #include "sparsecast/version.hpp"
@@ -40,6 +41,7 @@ struct Exchange {
   std::size_t header_bytes = 0;
   bool too_long = false;
   bool stalled = false;
+  bool interrupted = false;
   SteadyTime last_move = std::chrono::steady_clock::now();
   curl_off_t moved = 0;
   std::array<char, CURL_ERROR_SIZE> error{};
@@ -120,7 +122,7 @@ std::size_t on_header(char* bytes, std::size_t size, std::size_t count, void* da
   });
 }
 
-/// libcurl calls this about once a second, whatever else happens.
+/// libcurl calls this about once a second, whatever else happens, and when a signal comes.
 int on_progress(void* data, curl_off_t, curl_off_t received, curl_off_t, curl_off_t sent) {
   auto& exchange = *static_cast<Exchange*>(data);
   const SteadyTime now = std::chrono::steady_clock::now();
@@ -129,7 +131,8 @@ int on_progress(void* data, curl_off_t, curl_off_t received, curl_off_t, curl_of
     exchange.last_move = now;
   }
   exchange.stalled = now - exchange.last_move > exchange.options.stall_timeout;
-  return exchange.stalled ? 1 : 0;
+  exchange.interrupted = interrupted();
+  return exchange.stalled || exchange.interrupted ? 1 : 0;
 }
 
 HttpAnswer::End end_of(CURLcode result, const Exchange& exchange) {
@@ -323,6 +326,8 @@ HttpAnswer HttpClient::perform(const HttpRequest& request, SteadyTime deadline) 
   answer.end = end_of(result, exchange);
   if (answer.end == HttpAnswer::End::kRefused) {
     answer.trouble = "the answer is longer than it may be";
+  } else if (exchange.interrupted) {
+    answer.trouble = "interrupted by a signal";
   } else if (exchange.stalled) {
     answer.trouble = fmt::format("nothing moved for {} ms", options_.stall_timeout.count());
   } else if (result != CURLE_OK) {

@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <thread>
 
+#include "core/interrupt.hpp"
 #include "core/sodium.hpp"
 #include "sparsecast/error.hpp"
 #include "store/s3_answers.hpp"
@@ -33,7 +33,7 @@ bool Retry::again() {
   const milliseconds wait(
       std::uniform_int_distribution<milliseconds::rep>(ceiling.count() / 2, ceiling.count())(jitter_));
   if (std::chrono::steady_clock::now() + wait >= deadline_) return false;
-  std::this_thread::sleep_for(wait);
+  if (!sleep_or_interrupt(wait)) return false;
   ++attempts_;
   return true;
 }

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <system_error>
 
+#include "core/interrupt.hpp"
+
 namespace sparsecast {
 
 CancellationToken::CancellationToken(bool any_thread)
@@ -59,7 +61,9 @@ std::optional<std::string> CancellationToken::end_call() {
 }
 
 void CancellationToken::check() const {
-  if (!enabled_ || !cancelled_) return;
+  if (!enabled_) return;
+  check_interrupt();
+  if (!cancelled_) return;
   throw Error(ErrorCode::kPeerFailed, *cancel_reason());
 }
 

@@ -49,7 +49,8 @@ class CancellationToken {
   /// Ends the call and returns nothing; or, when a cancellation is not handled yet, returns its reason and leaves the
   /// call running. Its thread then handles the reason, calls mark_handled(), and calls end_call() again.
   std::optional<std::string> end_call();
-  /// Throws Error{kPeerFailed} with the reason once the token is cancelled; does nothing while suspended.
+  /// Throws Error{kPeerFailed} with the reason once the token is cancelled, and when the thread is interrupted
+  /// (core/interrupt.hpp); does nothing while suspended.
   void check() const;
   /// Throws Error{kPeerFailed} with the parent's reason once the parent (set_parent) has failed; does nothing while
   /// suspended. It costs more than check(), so waits call it now and then only.

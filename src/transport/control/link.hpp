@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include "core/interrupt.hpp"
 #include "sparsecast/control_channel.hpp"
 #include "transport/control/cancellation_token.hpp"
 
@@ -60,10 +61,9 @@ class Link {
   void set_cancellation(const CancellationToken& token) noexcept { token_ = &token; }
 
  protected:
-  /// Throws when the calls of its group are cancelled.
-  void check_cancelled() const {
-    if (token_ != nullptr) token_->check();
-  }
+  /// Throws when the calls of its group are cancelled, or the thread is interrupted. Called at least once per
+  /// kInterruptInterval during a wait.
+  void check_cancelled() const { token_ != nullptr ? token_->check() : check_interrupt(); }
   /// Throws when the parent of its group has failed. Called at least once per kParentCheckInterval during a wait.
   void check_parent() const {
     if (token_ != nullptr) token_->check_parent();

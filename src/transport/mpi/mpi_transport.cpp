@@ -26,6 +26,7 @@
 #include <optional>
 #include <string>
 
+#include "core/interrupt.hpp"
 #include "transport/control/star_group.hpp"
 #include "transport/mpi/mpi_operation.hpp"
 
@@ -90,6 +91,7 @@ bool MpiTransport::wait(MpiOperation& operation, Deadline deadline, Pace pace) {
   Deadline look = steady_clock::now() + kLookInterval;
   return wait_all(operation, deadline, pace, [&] {
     if (steady_clock::now() < look) return;
+    check_interrupt();
     if (const auto why = control_->aborted()) throw Error(ErrorCode::kPeerFailed, *why);
     look = steady_clock::now() + kLookInterval;
   });

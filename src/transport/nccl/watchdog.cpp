@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "core/interrupt.hpp"
+
 namespace sparsecast {
 namespace {
 
@@ -80,6 +82,7 @@ void PollPause::pause() {
 void Watchdog::look(ncclComm_t communicator, Deadline deadline, const std::string& what, unsigned turn) {
   constexpr unsigned kControlEvery = 16;  // A poll of sockets costs more than one of an event.
   if (communicator != nullptr) check_nccl(*nccl_, state_of(*nccl_, communicator), communicator, what);
+  check_interrupt();
   const bool late = steady_clock::now() >= deadline;
   if (late || turn % kControlEvery == 0) {
     if (const auto why = control_->aborted()) throw Error(ErrorCode::kPeerFailed, fmt::format("{}: {}", what, *why));

@@ -153,9 +153,10 @@ bool Connection::listens() const noexcept { return !closed_ && !left_ && waiting
 
 bool Connection::wait_here(short events, Deadline deadline) {
   for (;;) {
-    const auto now = std::chrono::steady_clock::now();
-    if (socket_.wait(events, std::min(deadline, now + kParentCheckInterval), cancel_descriptor())) return true;
-    if (deadline <= now + kParentCheckInterval) return false;
+    const Deadline look = std::min(deadline, std::chrono::steady_clock::now() + kInterruptInterval);
+    if (socket_.wait(events, look, cancel_descriptor())) return true;
+    if (look == deadline) return false;
+    check_cancelled();
     check_parent();
   }
 }
@@ -174,6 +175,7 @@ bool Connection::wait_for_news(std::span<const std::unique_ptr<Link>> others, De
   }
   while (::poll(entries.data(), entries.size(), poll_milliseconds(deadline)) <= 0) {
     if (std::chrono::steady_clock::now() >= deadline) return false;
+    check_cancelled();
     check_parent();
   }
   for (std::size_t i = 0; i < watched.size(); ++i) {

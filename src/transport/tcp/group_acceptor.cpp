@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "core/interrupt.hpp"
+
 namespace sparsecast {
 
 using std::chrono::steady_clock;
@@ -133,6 +135,7 @@ std::vector<std::unique_ptr<Link>> GroupAcceptor::gather(Deadline deadline) {
     }
     if (options_.cancellation) descriptors.push_back(options_.cancellation->token().descriptor());
     for (Authenticated& peer : acceptor_.wait(descriptors, close)) admit(peer);
+    if (interrupted()) fail({ErrorCode::kPeerFailed, "interrupted by a signal"}, nullptr);
     if (options_.cancellation) {
       if (const auto reason = options_.cancellation->token().cancel_reason()) {
         fail({ErrorCode::kPeerFailed, *reason}, nullptr);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <thread>
 
+#include "core/interrupt.hpp"
 #include "sparsecast/network.hpp"
 #include "transport/control/cancellation_token.hpp"
 
@@ -183,10 +184,8 @@ class Connector {
         deadline_(deadline),
         token_(options.cancellation ? &options.cancellation->token() : nullptr) {}
 
-  /// Throws Error{kPeerFailed} once the meeting is cancelled.
-  void check_cancelled() const {
-    if (token_ != nullptr) token_->check();
-  }
+  /// Throws Error{kPeerFailed} once the meeting is cancelled or the thread is interrupted.
+  void check_cancelled() const { token_ != nullptr ? token_->check() : check_interrupt(); }
 
   std::unique_ptr<Connection> attempt(const SocketAddress& address, const SocketAddress* from, std::string& why) {
     // An address that swallows packets must not take the time of the others.
@@ -215,7 +214,8 @@ class Connector {
     std::size_t filled = 0;
     bool closed = false;
     while (filled < bytes.size()) {
-      if (!socket.wait(POLLIN, deadline_, token_ != nullptr ? token_->descriptor() : -1)) {
+      const Deadline look = std::min(deadline_, steady_clock::now() + kInterruptInterval);
+      if (!socket.wait(POLLIN, look, token_ != nullptr ? token_->descriptor() : -1) && look == deadline_) {
         throw Error(ErrorCode::kTimeout, "took the connection and is silent since; is rank 0 running there?");
       }
       check_cancelled();

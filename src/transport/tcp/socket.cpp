@@ -19,6 +19,8 @@
 #include <thread>
 #include <utility>
 
+#include "core/interrupt.hpp"
+
 namespace sparsecast {
 namespace {
 
@@ -94,7 +96,7 @@ void set_connection_options(int descriptor) {
 
 int poll_milliseconds(Deadline deadline) {
   const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000));
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, kInterruptInterval.count()));
 }
 
 std::string SocketAddress::host() const {
@@ -136,7 +138,7 @@ std::vector<SocketAddress> resolve(const std::string& given, std::uint16_t port,
     state->done.notify_all();
   }).detach();
   std::unique_lock lock(state->mutex);
-  if (!state->done.wait_until(lock, deadline, [&] { return state->finished; })) {
+  if (!wait_or_interrupt(state->done, lock, deadline, [&] { return state->finished; })) {
     throw Error(ErrorCode::kTimeout, "the name was not resolved until the deadline", host);
   }
   if (state->addresses.empty()) {
@@ -243,7 +245,11 @@ std::optional<Socket> connect_to(const SocketAddress& address, const SocketAddre
       why = system_words(errno);
       return std::nullopt;
     }
-    if (!socket.wait(POLLOUT, deadline)) {
+    for (;;) {
+      const Deadline look = std::min(deadline, steady_clock::now() + kInterruptInterval);
+      if (socket.wait(POLLOUT, look)) break;
+      check_interrupt();
+      if (look < deadline) continue;
       why = "no answer";
       return std::nullopt;
     }

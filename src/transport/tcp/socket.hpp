@@ -71,8 +71,8 @@ std::optional<Socket> accept_one(const Socket& listener);
 std::optional<Socket> connect_to(const SocketAddress& address, const SocketAddress* from, Deadline deadline,
                                  std::string& why);
 
-/// Returns the timeout for poll(2): at least 0 and at most 1000 milliseconds, so that a waiting loop checks its parent
-/// at intervals.
+/// Returns the timeout for poll(2): at least 0 and at most kInterruptInterval, so that a waiting loop checks for
+/// interrupts and its parent.
 int poll_milliseconds(Deadline deadline);
 
 }  // namespace sparsecast

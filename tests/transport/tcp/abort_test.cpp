@@ -7,6 +7,7 @@
 
 #include <atomic>
 
+#include "core/interrupt.hpp"
 #include "support/gate.hpp"
 #include "transport/tcp/meeting.hpp"
 
@@ -228,6 +229,54 @@ TEST(ChannelAbort, CallsOfTwoThreadsAreRefusedAndTheFirstGoesOn) {
     EXPECT_EQ(usage, 1);
     EXPECT_EQ(through, 1);
   });
+}
+
+/// How often the question of this thread is still answered with no, and one more; 0: always.
+thread_local int interrupt_after = 0;
+
+TEST(ChannelInterrupt, EndsTheWaitOfOneRankAndAllHearWhy) {
+  ask_during_waits(+[]() noexcept {
+    if (interrupt_after > 1) --interrupt_after;
+    return interrupt_after == 1;
+  });
+  for (const int who : {0, 1}) {
+    SCOPED_TRACE(who);
+    Gate over;
+    Meeting meeting(meeting_options(3));
+    meeting.run([&](const std::shared_ptr<Rendezvous>& channel) {
+      const auto gather = [&] { channel->all_gather(bytes_from("part"), soon()); };
+      if (channel->rank() == who) interrupt_after = 3;
+      if (channel->rank() == 2) over.pass();  // All others wait for it.
+      expect_error(ErrorCode::kPeerFailed, gather, {"interrupted by a signal"});
+      over.open();
+      EXPECT_NE(channel->aborted().value_or("").find("interrupted by a signal"), std::string::npos);
+    });
+  }
+  ask_during_waits(nullptr);
+}
+
+TEST(ChannelInterrupt, EndsAMeetingAndRank0TellsWhoIsThere) {
+  ask_during_waits(+[]() noexcept {
+    if (interrupt_after > 1) --interrupt_after;
+    return interrupt_after == 1;
+  });
+  Meeting meeting(meeting_options(3));
+  std::jthread member(
+      [&] { expect_error(ErrorCode::kPeerFailed, [&] { meeting.meet(1); }, {"interrupted by a signal"}); });
+  std::jthread hub([&] {
+    interrupt_after = 20;  // The other one has come long before.
+    expect_error(ErrorCode::kPeerFailed, [&] { meeting.meet(0); }, {"interrupted by a signal"});
+  });
+  member.join();
+  hub.join();
+  RendezvousOptions nobody = meeting_options(2);
+  nobody.rank = 1;
+  nobody.port = 1;
+  std::jthread([&] {
+    interrupt_after = 4;
+    expect_error(ErrorCode::kPeerFailed, [&] { Rendezvous::meet(nobody); }, {"interrupted by a signal"});
+  }).join();
+  ask_during_waits(nullptr);
 }
 
 }  // namespace

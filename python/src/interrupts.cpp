@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Signals during calls that wait. Python notes a signal, and its handler (which raises KeyboardInterrupt) runs when the
+// main thread is back in Python, so never during a call. The waits of the library ask here, in every thread.
+
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "bindings.hpp"
+#include "core/interrupt.hpp"
+
+namespace sparsecast::python {
+namespace {
+
+using std::chrono::steady_clock;
+
+/// Time for which the interpreter lock is left to others between two looks.
+constexpr std::chrono::milliseconds kBetweenLooks{50};
+
+std::atomic<unsigned long> main_thread{0};
+/// What a handler has raised, a reference, until a call or the interpreter raises it on. Used by the main thread alone.
+PyObject* raised = nullptr;
+
+/// Runs the handlers of signals that have come. Returns what one of them raises, or an object that is not valid.
+nb::object run_handlers() {
+  if (PyErr_Occurred() || PyErr_CheckSignals() == 0) return {};
+  return nb::borrow(nb::python_error().value());
+}
+
+/// Raises where the interpreter is next, if the call that was interrupted did not: it may have succeeded nevertheless.
+int raise_later(void*) {
+  const nb::object late = take_interrupt();
+  if (!late.is_valid()) return 0;
+  PyErr_SetObject(late.type().ptr(), late.ptr());
+  return -1;
+}
+
+/// On the main thread, runs the handlers of signals that have come; true from the time when one raises until that is
+/// taken.
+bool main_thread_interrupted() noexcept {
+  if (PyThread_get_thread_ident() != main_thread) return false;
+  if (raised != nullptr) return true;
+  static steady_clock::time_point last;  // Used by the main thread alone.
+  const steady_clock::time_point now = steady_clock::now();
+  if (now - last < kBetweenLooks || !Py_IsInitialized()) return false;
+  last = now;
+  const GilAcquire acquire;
+  raised = run_handlers().release().ptr();
+  if (raised != nullptr) Py_AddPendingCall(&raise_later, nullptr);
+  return raised != nullptr;
+}
+
+}  // namespace
+
+nb::object take_interrupt() {
+  if (PyThread_get_thread_ident() != main_thread) return {};
+  return raised != nullptr ? nb::steal(std::exchange(raised, nullptr)) : run_handlers();
+}
+
+void bind_interrupts(nb::module_&) {
+  main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+  // In a child the thread that forked is the main one.
+  pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });
+  ask_during_waits(&main_thread_interrupted);
+}
+
+}  // namespace sparsecast::python
