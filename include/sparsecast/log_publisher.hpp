@@ -81,6 +81,8 @@ class SPARSECAST_API LogPublisher {
 
  private:
   struct State;
+  /// Throws Error{kUsage} in a forked child.
+  State& here() const;
   std::shared_ptr<State> state_;  // Shared with the threads, which may outlive this object.
 };
 

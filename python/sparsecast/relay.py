@@ -16,6 +16,7 @@ import numpy as np
 
 from . import _core
 from ._core import Box, Layout, LocalTensor, Memory, RankLayout, Shard, ShardedSubscriber, TensorTable
+from ._process import ProcessMark
 from .buffers import describe
 from .errors import UnsupportedError, UsageError
 from .transports import Log, Met, Mpi, World
@@ -71,6 +72,7 @@ class LogRelay:
             engine, _whole(self._table, self._memory), 0, self._memory, needs_anchor=True, threads=threads
         )
         self._met = False
+        self._process = ProcessMark()
 
     @property
     def version(self) -> int | None:
@@ -81,6 +83,7 @@ class LogRelay:
         """Meets the world again, receives its version, and creates the log if there is none. step() calls it when
         needed.
         """
+        self._process.require_here()
         self._world = world or self._world
         self._met = False
         channel = self._world.open(0)

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "bindings.hpp"
+#include "core/process_mark.hpp"
 #include "ends.hpp"
 #include "sparsecast/mpi_transport.hpp"
 #include "sparsecast/nccl_transport.hpp"
@@ -71,7 +72,8 @@ void require_mpi() {
   }
   // MPI is finalised by whoever initialised it. After a failure of a channel MPI_Finalize would wait forever, so only
   // at exit.
-  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([process = ProcessMark()] {
+    if (!process.is_here()) return;
     int finalised = 0;
     MPI_Finalized(&finalised);
     if (!finalised) MPI_Finalize();

@@ -180,11 +180,17 @@ LogFollower::LogFollower(std::shared_ptr<ObjectStore> store, FileSystem& fs, std
     : state_(std::make_unique<State>(std::move(store), fs, std::move(state_path), std::move(target),
                                      std::move(options))) {}
 
-LogFollower::~LogFollower() = default;
+LogFollower::~LogFollower() {
+  if (!state_->process.is_here()) state_.release();  // Its connections are the parent's.
+}
 
-FollowReport LogFollower::step(std::optional<std::uint64_t> version) { return state_->step(version); }
+FollowReport LogFollower::step(std::optional<std::uint64_t> version) {
+  state_->process.require_here(state_->state_path);
+  return state_->step(version);
+}
 
 void LogFollower::follow(std::chrono::milliseconds interval, const std::function<void(const FollowReport&)>& reported) {
+  state_->process.require_here(state_->state_path);
   while (!state_->stopping) {
     try {
       const FollowReport report = state_->step(std::nullopt);

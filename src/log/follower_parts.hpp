@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 
+#include "core/process_mark.hpp"
 #include "log/delta_fetcher.hpp"
 #include "log/follower_state.hpp"
 #include "log/log_map.hpp"
@@ -117,6 +118,7 @@ struct LogFollower::State {
   void apply_one(const DeltaFile& delta);
   bool blames_object(const Error& error);
 
+  const ProcessMark process;
   std::shared_ptr<MeteredStore> store;
   FileSystem& fs;
   const std::string state_path;

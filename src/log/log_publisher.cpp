@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "core/interrupt.hpp"
+#include "core/process_mark.hpp"
 #include "log/log_maintenance.hpp"
 #include "sparsecast/error.hpp"
 
@@ -87,6 +88,7 @@ struct LogPublisher::State {
   /// Waits for them until then; those that are still at work are left to end by themselves.
   void end_threads(steady_clock::time_point until);
 
+  const ProcessMark process;
   const std::shared_ptr<ObjectStore> store;
   const std::shared_ptr<const TensorTable> table;
   const LogPublisherOptions options;
@@ -265,10 +267,21 @@ LogPublisher::LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, L
   if (state_->maintenance) state_->maintenance->request();
 }
 
-LogPublisher::~LogPublisher() { state_->end_threads(steady_clock::now() + state_->options.deadline); }
+LogPublisher::~LogPublisher() {
+  if (state_->process.is_here()) {
+    state_->end_threads(steady_clock::now() + state_->options.deadline);
+  } else {
+    new std::shared_ptr<State>(state_);  // Its threads are the parent's; a thread object cannot end without.
+  }
+}
+
+LogPublisher::State& LogPublisher::here() const {
+  state_->process.require_here(state_->store->location());
+  return *state_;
+}
 
 std::uint64_t LogPublisher::publish(const std::string& label) {
-  State& state = *state_;
+  State& state = here();
   state.settle(steady_clock::now() + state.options.deadline);
   const steady_clock::time_point start = steady_clock::now();
   const Delta& delta = state.publisher->publish();
@@ -283,7 +296,7 @@ std::uint64_t LogPublisher::publish(const std::string& label) {
 }
 
 Publication LogPublisher::wait(std::chrono::milliseconds timeout) {
-  State& state = *state_;
+  State& state = here();
   const steady_clock::time_point until = steady_clock::now() + timeout;
   if (state.fenced) throw *state.fenced;
   bool again = false;
@@ -298,20 +311,20 @@ Publication LogPublisher::wait(std::chrono::milliseconds timeout) {
 }
 
 bool LogPublisher::wait_maintenance(std::chrono::milliseconds timeout) {
-  return !state_->maintenance || state_->maintenance->wait(steady_clock::now() + timeout);
+  return !here().maintenance || state_->maintenance->wait(steady_clock::now() + timeout);
 }
 
 std::optional<Error> LogPublisher::maintenance_error() const {
-  return state_->maintenance ? state_->maintenance->error() : std::nullopt;
+  return here().maintenance ? state_->maintenance->error() : std::nullopt;
 }
 
 LogCommit LogPublisher::head() const {
-  const std::lock_guard lock(state_->mutex);
+  const std::lock_guard lock(here().mutex);
   return state_->durable;
 }
 
 bool LogPublisher::in_flight() const {
-  const std::lock_guard lock(state_->mutex);
+  const std::lock_guard lock(here().mutex);
   return state_->phase == State::AttemptPhase::kUploading;
 }
 

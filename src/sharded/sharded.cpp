@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sparsecast/sharded.hpp"
 
+#include "core/process_mark.hpp"
 #include "sharded/group_sync.hpp"
 #include "sparsecast/error.hpp"
 
@@ -14,6 +15,7 @@ class Seat {
   static void regroup(std::initializer_list<Seat*> seats, const Roles& roles, std::shared_ptr<ControlChannel> world,
                       const GroupOpener& open, std::chrono::milliseconds timeout) {
     for (Seat* const seat : seats) {
+      seat->require_here();
       seat->left_ = true;
       seat->group_.reset();
     }
@@ -21,13 +23,17 @@ class Seat {
     for (Seat* const seat : seats) seat->group_ = group;
   }
 
+  bool is_here() const noexcept { return process_.is_here(); }
+  void require_here() const { process_.require_here("rank of a group"); }
   Membership& group() const {
+    require_here();
     if (group_) return *group_;
     if (left_) throw Error(ErrorCode::kPeerFailed, "the last regroup() failed: call it again");
     throw Error(ErrorCode::kUsage, "no group has met yet: call regroup() first");
   }
 
  private:
+  ProcessMark process_;
   std::shared_ptr<Membership> group_;
   bool left_ = false;
 };
@@ -53,7 +59,9 @@ ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::si
   state_ =
       std::make_unique<State>(State{PublisherSide(std::move(layout), rank, std::move(memory), std::move(options))});
 }
-ShardedPublisher::~ShardedPublisher() = default;
+ShardedPublisher::~ShardedPublisher() {
+  if (state_ && !state_->seat.is_here()) state_.release();  // A thread of the parent may have been at work on it.
+}
 ShardedPublisher::ShardedPublisher(ShardedPublisher&&) noexcept = default;
 ShardedPublisher& ShardedPublisher::operator=(ShardedPublisher&&) noexcept = default;
 
@@ -83,7 +91,9 @@ ShardedSubscriber::ShardedSubscriber(std::string engine, std::shared_ptr<const L
   state_ = std::make_unique<State>(State{
       SubscriberSide(std::move(engine), std::move(layout), rank, std::move(memory), for_engine(std::move(options)))});
 }
-ShardedSubscriber::~ShardedSubscriber() = default;
+ShardedSubscriber::~ShardedSubscriber() {
+  if (state_ && !state_->seat.is_here()) state_.release();
+}
 ShardedSubscriber::ShardedSubscriber(ShardedSubscriber&&) noexcept = default;
 ShardedSubscriber& ShardedSubscriber::operator=(ShardedSubscriber&&) noexcept = default;
 
@@ -94,6 +104,7 @@ void ShardedSubscriber::regroup(std::shared_ptr<ControlChannel> world, const Gro
 
 void ShardedSubscriber::replace(std::shared_ptr<const Layout> layout, std::vector<TensorRef> local,
                                 const DeviceOptions& device) {
+  state_->seat.require_here();
   auto memory = make_shard_memory(*layout, state_->side.rank(), std::move(local), false, device);
   state_->side.replace(std::move(layout), std::move(memory));
   state_->seat = {};

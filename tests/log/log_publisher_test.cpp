@@ -5,6 +5,8 @@
 #include "sparsecast/log_publisher.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <map>
 #include <thread>
@@ -196,6 +198,22 @@ TEST_F(LogPublisherTest, AStoreThatIsDownIsReportedAndNothingNewIsEncoded) {
   states_[version + 1] = model_.weights();
   publisher->wait(kLong);
   expect_followed(version + 1);
+}
+
+TEST_F(LogPublisherTest, AForkedChildWaitsForNoThreadOfItsParent) {
+  SCOPED_TRACE(seed_note());
+  auto publisher = this->publisher({});
+  const std::uint64_t version = train_and_publish(*publisher);
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::string words = words_of([&] { publisher->wait(kLong); });
+    publisher.reset();
+    _exit(words.find("a forked child cannot use it") != std::string::npos ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(publisher->wait(kLong).commit.version, version);
 }
 
 TEST_F(LogPublisherTest, AStoreThatHangsIsWaitedForUntilTheDeadline) {

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from .._core import ShardedPublisher
+from .._process import ProcessMark
 from ..errors import UsageError
 from ..transports import Log, Transport
 from .layouts import gather_layout
@@ -91,6 +92,7 @@ class Publisher:
             cast=isinstance(transport, Log),
             reassigned=reassigned,
         )
+        self._process = ProcessMark()
         self._step: int | None = None
         self._every = publish_every
         self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="sparsecast-publish")
@@ -145,6 +147,7 @@ class Publisher:
         ``transport`` describes the new world (another size or generation); the default is the previous one. The first
         publish() calls it. With a log it does nothing.
         """
+        self._process.require_here()
         self._settle()
         self._end.regroup(transport)
 
@@ -164,6 +167,7 @@ class Publisher:
         step, which waits. Raises the error of the previous publication first. ``label`` is a text for people in the
         record of a log.
         """
+        self._process.require_here()
         self._settle()
         if wait:
             return self._run(label, self._end.order.mark())
@@ -175,6 +179,7 @@ class Publisher:
         """Returns the report of the publication in progress, or None. Raises its error, or TimeoutError after
         ``timeout`` seconds.
         """
+        self._process.require_here()
         future = self._in_flight
         if future is None:
             return None
@@ -183,10 +188,14 @@ class Publisher:
         return report
 
     def close(self) -> None:
-        """Waits for the publication in progress and removes the hooks; the publisher cannot be used afterwards."""
+        """Waits for the publication in progress and removes the hooks; the publisher cannot be used afterwards. In a
+        forked child only removes the hooks.
+        """
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        if not self._process.is_here:
+            return
         try:
             self._settle()
         finally:
@@ -221,12 +230,12 @@ class Publisher:
 
         def before(*unused: object) -> None:
             publisher = this()
-            if publisher is not None:
+            if publisher is not None and publisher._process.is_here:
                 publisher._before_step()
 
         def after(*unused: object) -> None:
             publisher = this()
-            if publisher is not None:
+            if publisher is not None and publisher._process.is_here:
                 publisher._after_step()
 
         self._hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from .. import _core
 from .._core import ControlChannel, ShardedSubscriber
+from .._process import ProcessMark
 from ..buffers import describe
 from ..errors import DirtyError, UnsupportedError, UsageError
 from ..transports import Log, Transport
@@ -76,6 +77,7 @@ class Subscriber:
         self._pause = pause or (lambda paused: None)
         self._met = False
         self._world: ControlChannel | None = None
+        self._process = ProcessMark()
         self._follower: Any = None
         with self._shards.counted():
             if isinstance(transport, Log):
@@ -117,6 +119,7 @@ class Subscriber:
 
     def regroup(self, transport: Transport | None = None) -> None:
         """Meets trainer and engines again; the first update does so itself. Does nothing with a log."""
+        self._process.require_here()
         if isinstance(self._transport, Log):
             return
         if isinstance(transport, Log):

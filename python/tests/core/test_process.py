@@ -127,3 +127,60 @@ def test_other_threads_wait_on_while_the_main_one_is_interrupted() -> None:
         print(got)
     """)
     assert (printed, err) == ("interrupted\n[b'late']\n", "")
+
+
+#: In a forked child, `act`; prints what it says, how the child ended, and goes on in the parent.
+FORK = """
+def fork(act):
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+        except errors.UsageError as error:
+            print("refused", f"made in process {os.getppid()}; a forked child cannot use it" in str(error), flush=True)
+        sys.exit(0)
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return print("child", status, flush=True)
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    print("child hangs", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        ("lambda: None", ""),
+        ("lambda: hub.all_gather(b'')", "refused True\n"),
+        ("lambda: member.agree(0)", "refused True\n"),
+        ("lambda: hub.abort('of the child')", ""),
+        ("lambda: print(member.aborted())", "it belongs to the parent of this process\n"),
+    ],
+)
+def test_a_forked_child_leaves_the_channels_of_its_parent_alone(act: str, said: str) -> None:
+    ended = run(f"""{FORK}
+hub, member = pair()
+fork({act})
+thread = in_thread(lambda: member.all_gather(b"", timeout=20.0))
+print(hub.all_gather(b"", timeout=20.0))
+thread.join()
+""")
+    assert (ended.stdout, ended.stderr) == (said + "child 0\n[b'', b'']\n", "")
+
+
+def test_a_forked_child_can_meet_others_by_itself() -> None:
+    ended = run(f"""{FORK}
+hub, member = pair()
+def others():
+    hub, member = pair()
+    thread = in_thread(lambda: member.all_gather(b"m", timeout=20.0))
+    print(hub.all_gather(b"h", timeout=20.0), flush=True)
+    thread.join()
+fork(others)
+print(hub.aborted())
+""")
+    assert (ended.stdout, ended.stderr) == ("[b'h', b'm']\nchild 0\nNone\n", "")

@@ -20,6 +20,7 @@ CancellationToken::CancellationToken(bool any_thread)
 CancellationToken::~CancellationToken() { close(descriptor_); }
 
 bool CancellationToken::begin_call() {
+  if (!process_.is_here()) return false;  // Before any lock: the thread that had it may be lost.
   std::unique_lock<std::mutex> lock(mutex_);
   idle_.wait(lock, [&] { return state_ != State::kInShortCall; });
   if (state_ == State::kInCall) return false;
@@ -29,6 +30,7 @@ bool CancellationToken::begin_call() {
 }
 
 bool CancellationToken::begin_short_call() {
+  if (!process_.is_here()) return false;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (state_ != State::kIdle) return false;
   state_ = State::kInShortCall;
@@ -36,6 +38,7 @@ bool CancellationToken::begin_short_call() {
 }
 
 bool CancellationToken::request_cancel(const std::string& reason) {
+  if (!process_.is_here()) return false;  // The descriptor is the parent's, too.
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!reason_) reason_ = reason;
   cancelled_ = true;

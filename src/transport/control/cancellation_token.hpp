@@ -19,6 +19,7 @@
 #include <string>
 #include <thread>
 
+#include "core/process_mark.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -33,14 +34,16 @@ class CancellationToken {
   CancellationToken& operator=(const CancellationToken&) = delete;
 
   /// Begins a call on the calling thread, after waiting for the end of a short call of another thread. Returns false
-  /// when a thread is in a call already. Each success is followed by end_call().
+  /// when a thread is in a call already, and in a forked child. Each success is followed by end_call().
   bool begin_call();
   /// Begins a short call, which must not block. Returns false at once when a thread is in any call. Each success is
-  /// followed by end_call().
+  /// followed by end_call(). Neither this nor request_cancel() does anything in a forked child.
   bool begin_short_call();
   /// Cancels the current and all later calls, from any thread. Returns true when no thread is in a call and this one
   /// may handle the cancellation: it is in a short call then, handles the reason and calls end_call().
   bool request_cancel(const std::string& reason);
+  /// Process to which the calls belong.
+  const ProcessMark& process() const noexcept { return process_; }
   /// Returns the reason of the cancellation, or nothing before one.
   std::optional<std::string> cancel_reason() const;
 
@@ -67,6 +70,7 @@ class CancellationToken {
   void mark_handled() noexcept { handled_ = true; }
 
  private:
+  const ProcessMark process_;
   const bool any_thread_;
   std::function<std::optional<std::string>()> parent_reason_;
   int descriptor_ = -1;  ///< eventfd(2).

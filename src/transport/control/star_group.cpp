@@ -46,7 +46,7 @@ void StarGroup::connect_hub(std::unique_ptr<Link> hub) {
 }
 
 StarGroup::~StarGroup() {
-  if (!broken_) return;
+  if (!broken_ || !token_.process().is_here()) return;
   const Deadline soon = steady_clock::now() + kLingerTimeout;
   if (hub_) hub_->linger(soon);
   for (const auto& member : members_) {
@@ -102,6 +102,7 @@ void StarGroup::leave() noexcept {
 
 template <class Body>
 auto StarGroup::guard(const char* phase, const Body& body) {
+  token_.process().require_here(context(phase));
   if (!token_.begin_call()) {
     throw Error(ErrorCode::kUsage, "another thread is in a call of this channel", context(phase));
   }
@@ -292,6 +293,7 @@ void StarGroup::settle_abort() noexcept {
 
 std::optional<std::string> StarGroup::aborted() noexcept {
   try {
+    if (!token_.process().is_here()) return "it belongs to the parent of this process";
     if (!token_.begin_short_call()) return token_.cancel_reason();
     const CallScope scope{*this};
     if (broken_) return broken_;

@@ -57,7 +57,7 @@ MpiCommunicator::MpiCommunicator(MPI_Comm parent, Deadline deadline) {
 MpiCommunicator::~MpiCommunicator() {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (!left_ && finalized == 0) MPI_Comm_free(&communicator_);
+  if (!left_ && finalized == 0 && process_.is_here()) MPI_Comm_free(&communicator_);
 }
 
 void require_running_mpi(const char* who) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/process_mark.hpp"
 #include "sparsecast/transport.hpp"
 #include "transport/message_plan.hpp"
 
@@ -87,6 +88,7 @@ class MpiCommunicator {
   int rank_ = 0;
   int size_ = 1;
   bool left_ = false;
+  ProcessMark process_;
 };
 
 /// Returns the communicator of a control channel over all of its ranks; null for any other channel.

@@ -147,5 +147,27 @@ TEST_F(RendezvousProcesses, WhenRankZeroIsKilledTheOthersKnow) {
   expect_error(ErrorCode::kPeerFailed, [&] { group->agree(0, 0, in(60s)); }, {"rank 0 (127.0.0.1"});
 }
 
+TEST_F(RendezvousProcesses, AForkedChildLeavesTheGroupOfItsParentAlone) {
+  Meeting meeting(meeting_options(2));
+  std::vector<std::shared_ptr<Rendezvous>> group(2);
+  {
+    const std::jthread other([&] { group[1] = meeting.meet(1); });
+    group[0] = meeting.meet(0);
+  }
+  Child child([&] {
+    for (auto& channel : group) {
+      const std::string words = words_of([&] { channel->all_gather({}, in(20s)); });
+      if (words.find("usage: ") != 0 || words.find("a forked child cannot use it") == std::string::npos) return 1;
+      channel->abort("of the child");
+      if (!channel->aborted()) return 2;
+      channel.reset();  // Says no goodbye.
+    }
+    return 0;
+  });
+  EXPECT_EQ(child.wait(), 0);
+  const std::jthread other([&] { EXPECT_EQ(group[1]->all_gather(bytes_from("1"), in(20s)).size(), 2U); });
+  EXPECT_EQ(group[0]->all_gather(bytes_from("0"), in(20s)).size(), 2U);
+}
+
 }  // namespace
 }  // namespace sparsecast::test

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that made an object: a forked child has none of its threads, and its connections are the parent's."""
+
+from __future__ import annotations
+
+import os
+
+from .errors import UsageError
+
+
+class ProcessMark:
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        return os.getpid() == self._process
+
+    def require_here(self) -> None:
+        if not self.is_here:
+            raise UsageError(f"made in process {self._process}; a forked child cannot use it")

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "sparsecast/error.hpp"
+
+namespace sparsecast {
+
+/// Process that made an object with connections or threads. A forked child has a copy of the object, but none of its
+/// threads, and the connections are those of its parent: calls are refused there, and destructors leave alone what
+/// belongs to the parent, or leak what threads were at work on.
+class ProcessMark {
+ public:
+  bool is_here() const noexcept { return ::getpid() == process_; }
+  /// Throws Error{kUsage} in another process.
+  void require_here(const std::string& context) const {
+    if (is_here()) return;
+    throw Error(ErrorCode::kUsage, fmt::format("made in process {}; a forked child cannot use it", process_), context);
+  }
+
+ private:
+  pid_t process_ = ::getpid();
+};
+
+}  // namespace sparsecast
