@@ -25,15 +25,18 @@ namespace {
   throw Error(ErrorCode::kIo, fmt::format("{} failed: {}", operation, std::strerror(error)), path);
 }
 
-/// Throws Error{kUsage} for what another program takes for something else than a local path: "scheme:/..." and "~/...".
-/// A file or directory of such a name is reached as "./...".
+/// Throws Error{kUsage} for what another program takes for something else than a local path: "scheme:/...", "~/..." and
+/// "$HOME/...". A file or directory of such a name is reached as "./...".
 void require_local(const std::string& path) {
-  if (path == "~" || path.starts_with("~/")) {
-    throw Error(ErrorCode::kUsage,
-                fmt::format("'~' is the shell's word for a home directory: give the whole path, or "
-                            "'./{}' for a directory of this name",
-                            path),
-                path);
+  const bool variable = path.size() > 1 && path[0] == '$' &&
+                        (path[1] == '{' || path[1] == '_' || std::isalpha(static_cast<unsigned char>(path[1])) != 0);
+  if (variable || path == "~" || path.starts_with("~/")) {
+    throw Error(
+        ErrorCode::kUsage,
+        fmt::format("begins with what only a shell replaces, '{}': give the whole path, or './{}' for a directory "
+                    "of this name",
+                    path.substr(0, path.find('/')), path),
+        path);
   }
   const std::size_t end = path.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-.");
   const bool has_scheme = end != std::string::npos && end >= 2 && path.compare(end, 2, ":/") == 0 &&

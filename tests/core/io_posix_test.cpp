@@ -146,7 +146,7 @@ TEST_F(PosixFileSystem, ATreeIsRemovedWithItsLinksAndNothingBehindThem) {
 
 TEST_F(PosixFileSystem, RefusesWhatIsNoLocalPathAndMakesNothing) {
   for (const char* path : {"gs://b/run", "S3://b/run", "s3a://b", "s3:/b/run", "s3://b/f", "az://c/p", "hf://org/m",
-                           "file:///tmp/x", "https://host/x", "a+b.c-d:/x", "~", "~/run"}) {
+                           "file:///tmp/x", "https://host/x", "a+b.c-d:/x", "~", "~/run", "$HOME/run", "${HOME}/run"}) {
     expect_error(ErrorCode::kUsage, [&] { fs.open(path, OpenMode::kCreate); }, {path});
     expect_error(ErrorCode::kUsage, [&] { fs.make_directory(path); }, {path});
     expect_error(ErrorCode::kUsage, [&] { (void)fs.exists(path); }, {path});
@@ -160,7 +160,7 @@ TEST_F(PosixFileSystem, RefusesWhatIsNoLocalPathAndMakesNothing) {
 }
 
 TEST_F(PosixFileSystem, TakesOtherNamesWithColonsAndTildes) {
-  for (const char* name : {"a:b", "x:", "~run", "run~", "1s://x", "c:/x", ":/x"}) {
+  for (const char* name : {"a:b", "x:", "~run", "run~", "1s://x", "c:/x", ":/x", "$1", "$"}) {
     EXPECT_FALSE(fs.exists(name)) << name;
     EXPECT_FALSE(fs.exists(directory / name)) << name;
   }
