@@ -173,6 +173,8 @@ def _route_hint(kind: str, path: str) -> str:
     if kind == "vllm" and path.endswith("_lora_adapter"):
         needs = "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
         return f" (vLLM has it with {needs}), or does not see the directory, or has no adapter of this name"
+    if path == "/health":
+        return ": is it the engine that answers, or something in front of it?"
     if kind == "vllm":
         return " (vLLM has it in development mode: VLLM_SERVER_DEV_MODE=1, and --weight-transfer-config)"
     return " (another version of SGLang, or a router in front of it?)"

@@ -32,6 +32,8 @@ _CURES = {
     "Weight transfer not configured": _START,
     "Invalid init_info": f"it has another backend, or another version of sparsecast; {_START}",
 }
+# What vLLM says to a step of an update that is not open any more.
+_ENDED = ("start_weight_update must be called before", "without a matching start_weight_update")
 _log = logging.getLogger("sparsecast")
 _FIRST_POLL_SECONDS = 0.01  # every poll takes the engine a moment between two steps
 _LAST_POLL_SECONDS = 0.25
@@ -67,7 +69,15 @@ class VllmClient(EngineClient):
     async def _post(
         self, path: str, step: str, timeout: float, body: dict[str, Any] | None = None, **params: str
     ) -> dict[str, Any]:
-        answer = await self.http.call("POST", path, step=step, timeout=timeout, json=body, params=list(params.items()))
+        try:
+            answer = await self.http.call(
+                "POST", path, step=step, timeout=timeout, json=body, params=list(params.items())
+            )
+        except EndpointError as error:
+            if not any(words in error.message for words in _ENDED):
+                raise
+            words = "the server has ended this update: the lease of its pause ran out, or another trainer has joined it"
+            raise EndpointError(error.endpoint, step, f"{words} ({error.message})", code=error.code) from error
         return answer.json()
 
     async def health(self, timeout: float) -> EngineStatus:

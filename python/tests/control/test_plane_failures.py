@@ -52,6 +52,18 @@ def test_the_sync_after_a_failure_succeeds(plane: ControlPlane, engines: Engines
     assert {engine.weight_version for engine in engines} == {str(report.version)}
 
 
+def test_a_vllm_server_that_has_ended_the_update_itself_is_said_to_have(plane: ControlPlane, engines: Engines) -> None:
+    engines[1].faults["apply"] = 500
+    engines[1].fault_text = "start_weight_update must be called before update_weights."
+    assert "the lease of its pause ran out, or another trainer has joined it" in str(failed_sync(plane))
+
+
+def test_a_health_route_that_is_not_there_is_not_called_vllms(plane: ControlPlane, engines: Engines) -> None:
+    engines[1].faults["health"] = 404
+    said = str(failed_sync(plane))
+    assert "something in front of it" in said and "VLLM_SERVER_DEV_MODE" not in said
+
+
 def test_a_vllm_server_that_cannot_say_whether_it_has_staged_is_paused_for_what_is_missing(
     plane: ControlPlane, engines: Engines
 ) -> None:
