@@ -37,7 +37,8 @@ class AbortFromAnotherThread : public testing::TestWithParam<Setting> {
   /// Each rank but the silent one in call(channel), which cannot end without that one.
   template <class Call>
   void wait_and_give_up(const Call& call) {
-    const auto [silent, gives_up] = GetParam();
+    const int silent = GetParam().silent;
+    const int gives_up = GetParam().gives_up;
     Gate over;
     std::atomic<int> left = kRanks - 1;
     Meeting meeting(meeting_options(kRanks));
