@@ -119,7 +119,8 @@ class World:
         for name, value in fields.items():
             if name not in known:
                 raise UsageError(f"a world has no field '{name}'")
-            kind: Any = {"float": (int, float), "int": int}.get(str(known[name].type), str)
+            kinds = {"float": (int, float), "float | None": (int, float, type(None)), "int": int}
+            kind: Any = kinds.get(str(known[name].type), str)
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise UsageError(f"the field '{name}' of a world must be {known[name].type}, not {value!r}")
         missing = [f.name for f in known.values() if f.default is dataclasses.MISSING and f.name not in fields]
