@@ -25,7 +25,7 @@ from sparsecast.errors import PeerFailedError, UsageError  # noqa: E402
 from sparsecast.torch import Publisher  # noqa: E402
 
 ROWS, COLUMNS = 64, 48
-PATIENT = replace(QUICK, join_timeout=20, sync_timeout=10)
+PATIENT = replace(QUICK, join_timeout=60, sync_timeout=30)  # Other tests share the cores.
 
 
 def whole_layout() -> sparsecast.Layout:
