@@ -64,7 +64,8 @@ void CheckpointPlace::recover() {
 
 void CheckpointPlace::remove_unfinished() {
   for (const std::string& name : fs_.list(scratch_)) {
-    const bool unfinished = name == "next" || name.starts_with("next.partial") || name.starts_with("replacing.tmp.");
+    const bool unfinished = name == "next" || name.starts_with("next.partial") || name.starts_with("replacing.tmp.") ||
+                            name.starts_with("table.tmp.");
     if (unfinished) remove_tree(fs_, scratch_ + "/" + name);
   }
 }

@@ -165,8 +165,10 @@ class FollowerCrash {
     expect_newest(fs, "after the next life", fail);
     // A reported version stays on the disk, whatever happens next.
     expect_newest(*fs.durable_state(), "after the next life and a power loss", fail);
-    if (fs.list(std::string(how_.path) + ".follow") != std::vector<std::string>{"state"})
-      fail("something is left over");
+    // The note of the table comes last: a crash before it leaves it to the next change.
+    std::vector<std::string> left = fs.list(std::string(how_.path) + ".follow");
+    std::erase(left, "table");
+    if (left != std::vector<std::string>{"state"}) fail("something is left over");
   }
 
   /// Checks what an engine would load: a version, or an error.
