@@ -47,7 +47,7 @@ enum class OpenMode {
 };
 
 /// Interface through which the library makes all file system calls, so that tests can inject every failure and
-/// enumerate every crash state. Thread-safe. The machine's own refuses "scheme:/..." and "~/..." with Error{kUsage}.
+/// enumerate every crash state. Thread-safe. posix() refuses "scheme:/...", "~/..." and "$HOME/..." with Error{kUsage}.
 class SPARSECAST_API FileSystem {
  public:
   virtual ~FileSystem() = default;

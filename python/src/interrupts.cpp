@@ -21,7 +21,8 @@ using std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetweenLooks{50};
 
 std::atomic<unsigned long> main_thread{0};
-/// What a handler has raised, a reference, until a call or the interpreter raises it on. Used by the main thread alone.
+/// Exception that a signal handler has raised, an owned reference, kept until a call or the interpreter raises it. Used
+/// by the main thread alone.
 PyObject* raised = nullptr;
 
 /// Runs the handlers of signals that have come. Returns what one of them raises, or an object that is not valid.

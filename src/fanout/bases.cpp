@@ -31,7 +31,8 @@ class ShardCutter {
  public:
   ShardCutter(const FanoutPlan& plan, std::vector<Shard>& out) : plan_(plan), out_(out) {}
 
-  /// Of what the rank holds in several places, only the one that is sent is in the snapshot.
+  /// Cuts a shard so that only what is sent from it has a base: of elements that the rank holds in several places, the
+  /// snapshot has one.
   void cut(const Shard& shard, std::uint32_t tensor, const std::vector<SentBox>& sent) {
     std::vector<Box> inside;
     for (const SentBox& from : sent) {

@@ -32,7 +32,7 @@ _CURES = {
     "Weight transfer not configured": _START,
     "Invalid init_info": f"it has another backend, or another version of sparsecast; {_START}",
 }
-# What vLLM says to a step of an update that is not open any more.
+# Phrases of vLLM's error for a step of an update that is no longer open.
 _ENDED = ("start_weight_update must be called before", "without a matching start_weight_update")
 _log = logging.getLogger("sparsecast")
 _FIRST_POLL_SECONDS = 0.01  # every poll takes the engine a moment between two steps
@@ -62,7 +62,7 @@ class VllmClient(EngineClient):
     """Client of a vLLM server (see `EngineClient`)."""
 
     pause_modes = frozenset(_PAUSE_MODES)
-    # What a server lacks is remembered for one sync: a proxy answers 404 while a server starts, too.
+    # A missing feature is remembered for one sync only: a proxy answers 404 while its server starts, too.
     _tells_states = True  # False once the workers of this sync are known not to have the extension
     _warned = False  # that the server has no leases; until it has
 

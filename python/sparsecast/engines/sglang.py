@@ -119,9 +119,7 @@ class SglangEnd:
         receiver = self._joined()
         pending = receiver.state == "receiving"
         raise_if_any_failed(None if pending else _failure_of(lambda: receiver.wait_staged(1.0)), self._group)
-        waiting = torch.tensor([int(pending)])
-        dist.all_reduce(waiting, op=dist.ReduceOp.MAX, group=self._group)
-        return not waiting.item()
+        return not is_so_anywhere(pending, self._group)
 
     def apply(self, timeout: float) -> Receipt:
         """Runs the pause: applies the staged version and verifies it. If it raises, the version before stands.

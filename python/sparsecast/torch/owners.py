@@ -71,8 +71,15 @@ class _LiveItems(ItemsView[str, torch.Tensor]):
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """Returns the parameters, and then the persistent buffers, of a module under all their names in its state dict.
 
-    What is in the state dict and in no module, made by a hook or no tensor, is left out. FSDP2 modules shard their
-    parameters again for a state dict. Raises UnsupportedError for FSDP1, whose state dict is a collective.
+    FSDP2 modules shard their parameters again for a state dict. Raises UnsupportedError for FSDP1, whose state dict is a
+    collective.
+    """
+    return tensors_and_rest_of(module)[0]
+
+
+def tensors_and_rest_of(module: nn.Module) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Returns :func:`tensors_of` the module, and the names of all other entries of its state dict: those that are no
+    tensors, and those that a hook has made.
     """
     for name, part in module.named_modules():
         if type(part).__name__ == "FullyShardedDataParallel":
@@ -91,7 +98,7 @@ def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
             of_kind = parameters if key in part._parameters else buffers
             for name in names.pop(id(tensor), ()):
                 of_kind[name] = tensor
-    return parameters | buffers
+    return parameters | buffers, [name for rest in names.values() for name in rest]
 
 
 def _walked(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -138,12 +145,18 @@ class ModuleWatch:
     """Compares where the tensors of a module are with where they were at construction, by their names.
 
     All of its state dict, and new ones are noticed, too; or those alone, by the names of modules, that lie in
-    ``storages``, addresses of the first bytes of storages. ``ignored``: names of tensors that may be anywhere. A check
-    takes a few microseconds a tensor.
+    ``storages``, addresses of the first bytes of storages. ``ignored``: names of tensors that may be anywhere. ``found``:
+    :func:`tensors_of` the module, where the caller has them already. A check takes a few microseconds a tensor.
     """
 
     def __init__(
-        self, module: nn.Module, cure: str, *, storages: set[int] | None = None, ignored: Container[str] = ()
+        self,
+        module: nn.Module,
+        cure: str,
+        *,
+        storages: set[int] | None = None,
+        ignored: Container[str] = (),
+        found: dict[str, torch.Tensor] | None = None,
     ) -> None:
         self._module = module
         self._cure = cure
@@ -151,7 +164,8 @@ class ModuleWatch:
         self._look = tensors_of if storages is None else _walked
         self._storages = storages
         self._ignored = ignored
-        found = self._look(module)
+        if found is None:
+            found = self._look(module)
         self._places = {name: place_of(tensor) for name, tensor in found.items() if self._is_watched(name, tensor)}
         self._nodes = self._tree(found)
 

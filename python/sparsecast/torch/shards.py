@@ -16,7 +16,7 @@ from .._core import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
 from ..buffers import PAIRS, WORD_BYTES, dtype_name
 from ..errors import UnsupportedError, UsageError
 from .dtensor import Piece, local_pieces
-from .owners import LiveTensors, MemoryWatch, ModuleWatch, alias_of, local_of, place_of, tensors_of
+from .owners import LiveTensors, MemoryWatch, ModuleWatch, alias_of, local_of, place_of, tensors_and_rest_of, tensors_of
 
 # : Canonical name of a parameter, or None if it is not sent. A dict lists only the names that differ.
 Rename = Mapping[str, str | None] | Callable[[str], str | None]
@@ -262,8 +262,7 @@ def _guard_live(live: LiveTensors) -> Callable[[], None]:
     return check
 
 
-def _tell_of_what_is_not_sent(module: nn.Module, sent: Mapping[str, torch.Tensor]) -> None:
-    unsent = [name for name in module.state_dict(keep_vars=True) if name not in sent]
+def _tell_of_what_is_not_sent(unsent: list[str]) -> None:
     if unsent:
         words = "%d entries of the state dict are no parameters or buffers, and are not sent: '%s' is the first"
         _log.warning(words, len(unsent), unsent[0])
@@ -321,7 +320,7 @@ def shards_of(
     module = source if isinstance(source, nn.Module) else None
     if module is None and reassigned:
         raise UsageError("`reassigned` are names of a module, in which they are looked up")
-    named = tensors_of(module) if module is not None else {}
+    named, rest = tensors_and_rest_of(module) if module is not None else ({}, [])
     copied = _reassigned_of(module, reassigned, named) if module is not None else set()
     collected = _Collected(cast)
     unsent = set()
@@ -338,8 +337,8 @@ def shards_of(
     shards = LocalShards(layout, collected.tensors, collected.masters)
     live = _live(source)
     if module is not None:
-        _tell_of_what_is_not_sent(module, named)
-        shards.guard = ModuleWatch(module, _CURE, ignored=unsent | copied).check
+        _tell_of_what_is_not_sent(rest)
+        shards.guard = ModuleWatch(module, _CURE, ignored=unsent | copied, found=named).check
         if copied:
             where = {name: index for index, name in enumerate(t.name for t in collected.locals) if name in copied}
             shards.look_again = _look_again(module, shards.masters, where)

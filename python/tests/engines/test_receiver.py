@@ -244,7 +244,7 @@ def test_a_receive_from_a_silent_trainer_ends_when_it_is_abandoned(pair: Pair) -
     pair.join()
 
 
-# What the memory holds while it is to be seeded.
+# Contents of the memory before and during seeding.
 
 
 def empty_receiver(pair: Pair, before: Held | None = None) -> Receiver:

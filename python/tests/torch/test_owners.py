@@ -265,7 +265,7 @@ def test_a_loader_source_whose_model_moves_is_not_written(tmp_path: pathlib.Path
         subscriber.update()
 
 
-# What changes and moves nothing.
+# Changes that move no memory.
 
 
 def test_wrapped_modules_with_the_same_memory_go_on(tmp_path: pathlib.Path) -> None:
