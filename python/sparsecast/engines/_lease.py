@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 
 MAX_LEASE_SECONDS = 86400.0
@@ -25,7 +24,6 @@ class PauseLease:
     def __init__(self, expire: Callable[[], Awaitable[str]], log: logging.Logger = _log) -> None:
         self._expire = expire
         self._log = log
-        self._until = 0.0
         self._watch: asyncio.Task[None] | None = None  # None also while it expires.
         self._turn = asyncio.Lock()  # Held while a lease is changed, and while one expires.
         self.last_expiry = ""
@@ -38,9 +36,9 @@ class PauseLease:
     async def renew(self, seconds: float) -> None:
         """Lets the pause last `seconds` from now on; after the end of an expiry that has begun."""
         async with self._turn:
-            self._until = time.monotonic() + seconds
-            if self._watch is None:
-                self._watch = asyncio.get_running_loop().create_task(self._expire_in_time())
+            if self._watch is not None:
+                self._watch.cancel()
+            self._watch = asyncio.get_running_loop().create_task(self._expire_in(seconds))
 
     async def end(self) -> None:
         """Ends the lease, after the end of an expiry that has begun; the pause is not touched."""
@@ -49,16 +47,12 @@ class PauseLease:
                 self._watch.cancel()
                 self._watch = None
 
-    async def _expire_in_time(self) -> None:
-        while True:
-            await asyncio.sleep(max(self._until - time.monotonic(), 0))
-            async with self._turn:
-                if self._until > time.monotonic():
-                    continue  # It was renewed meanwhile.
-                self._watch = None
-                try:
-                    self.last_expiry = await self._expire()
-                except Exception as error:
-                    self.last_expiry = f"failed, and the engine stays paused: {error}"
-                self._log.warning("sparsecast: nobody renewed the lease of a pause: %s", self.last_expiry)
-                return
+    async def _expire_in(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        async with self._turn:  # Whoever changes the lease before that cancels this.
+            self._watch = None
+            try:
+                self.last_expiry = await self._expire()
+            except Exception as error:
+                self.last_expiry = f"failed, and the engine stays paused: {error}"
+            self._log.warning("sparsecast: nobody renewed the lease of a pause: %s", self.last_expiry)

@@ -20,7 +20,7 @@ from stub_source import StubSource  # noqa: E402
 
 from sparsecast.control import ControlPlane, Endpoint, SyncPolicy  # noqa: E402
 
-QUICK = SyncPolicy(health_timeout=5, join_timeout=5, sync_timeout=5, call_timeout=2)
+QUICK = SyncPolicy(health_timeout=20, join_timeout=20, sync_timeout=20, call_timeout=10)  # On busy cores, too.
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def silent_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_silent_store_is_given_up_within_the_timeout(end: str, tmp_path: pathlib.Path) -> None:
     weight = torch.zeros(4)
     log = st.Log("s3://bucket/run", mirror=tmp_path / "m.safetensors", state=tmp_path / "state", timeout=TIMEOUT)
-    with pytest.raises(Error, match=r"s3://bucket/run/.*timed out after 1000 milliseconds"):
+    with pytest.raises(Error, match=r"s3://bucket/run/.*timed out after \d{3,4} milliseconds"):
         if end == "publisher":
             st.Publisher([("w", weight)], transport=log)
         else:
