@@ -15,7 +15,7 @@ from .. import _core
 from .._core import ControlChannel, ShardedSubscriber
 from .._process import ProcessMark
 from ..buffers import describe
-from ..errors import DirtyError, UnsupportedError, UsageError
+from ..errors import UnsupportedError, UsageError
 from ..transports import Log, Transport
 from .layouts import gather_layout
 from .loader_source import LoaderSource
@@ -69,7 +69,8 @@ class Subscriber:
         entry_bytes: int | None = None,
     ) -> None:
         self._loader = source if isinstance(source, LoaderSource) else None
-        self._loader_failure: DirtyError | None = None
+        # Whether the model has what the copies of its loader hold.
+        self._is_loaded = self._loader is None or self._loader.is_filled
         self._shards = shards_of(
             source.shards if isinstance(source, LoaderSource) else source, rename=rename, dtypes=dtypes
         )
@@ -108,9 +109,9 @@ class Subscriber:
     @property
     def version(self) -> int | None:
         """Version that the weights hold, verified; None if it is not known yet, or if the loader of a LoaderSource has
-        failed: the next update() then loads everything again.
+        not loaded them, or has failed: the next update() then loads everything again.
         """
-        if self._loader_failure is not None:
+        if not self._is_loaded:
             return None
         if self._follower is not None:
             version: int | None = self._follower.version
@@ -187,9 +188,10 @@ class Subscriber:
             return self.apply()
         begin = time.perf_counter()
         self._check()
-        if self._loader_failure is not None:
-            self._load()  # The follower itself is at its version, and may find nothing to do.
         done = self._follower.step(version)
+        if not self._is_loaded:  # The copies held that version already: the follower has written nothing.
+            self._pause_follower(True)
+            self._pause_follower(False)
         return UpdateReport(
             done.version,
             0,
@@ -233,12 +235,9 @@ class Subscriber:
         """Has the loader bring the model to what the copies hold."""
         if self._loader is None:
             return
-        try:
-            self._loader.load()
-            self._loader_failure = None
-        except DirtyError as error:
-            self._loader_failure = error
-            raise
+        self._is_loaded = False
+        self._loader.load()
+        self._is_loaded = True
 
     def _pause_follower(self, paused: bool) -> None:
         """Is called by a follower around each apply; it keeps what is raised here until its step has ended."""

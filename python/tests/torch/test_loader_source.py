@@ -132,6 +132,25 @@ def test_a_follower_of_a_log_loads_what_it_does_not_patch_and_again_after_a_fail
     assert subscriber.version == 3 and engine.holds(trainer)
 
 
+def test_copies_that_hold_the_logs_version_before_anything_is_loaded_are_loaded(tmp_path: pathlib.Path) -> None:
+    trainer, engine = Trainer(0), Engine()
+    for tensor in trainer.state_dict().values():
+        tensor.zero_()
+    engine.qk.data.fill_(7)
+    log = Log(str(tmp_path / "log"), mirror=str(tmp_path / "mirror.safetensors"))
+    Publisher(trainer, transport=log).close()
+    source = LoaderSource(engine, engine.load_weights, TABLE, modes={"*": "dense"})
+    pauses: list[bool] = []
+    subscriber = Subscriber(
+        source, transport=dataclasses.replace(log, state=str(tmp_path / "state")), pause=pauses.append
+    )
+    assert subscriber.version is None
+    subscriber.update()
+    assert engine.holds(trainer) and subscriber.version == 1 and pauses == [True, False]
+    subscriber.update()
+    assert pauses == [True, False]
+
+
 def test_a_follower_of_a_log_patches_fused_tensors_where_they_lie(tmp_path: pathlib.Path) -> None:
     trainer, engine = Trainer(1), Engine()
     log = Log(str(tmp_path / "log"), mirror=str(tmp_path / "mirror.safetensors"))
