@@ -141,7 +141,7 @@ class DeviceError(Error):
 
 
 class FencedError(Error):
-    """Another publisher has taken over the log, or committed this version first. Final."""
+    """Another publisher has taken over the log, or committed this version first; or another trainer the engine. Final."""
 
     code = "fenced"
 

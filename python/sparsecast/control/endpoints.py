@@ -22,7 +22,7 @@ MAX_ENDPOINTS = 4096
 RESERVED_OPTIONS = frozenset(
     {
         *("host", "port", "world_size", "rank_offset", "tensors", "ties", "version", "secret", "generation"),
-        *("channels", "engine", "timeout", "needs_anchor", "release"),
+        *("channels", "engine", "timeout", "needs_anchor", "release", "reach_timeout", "trainer"),
     }
 )
 

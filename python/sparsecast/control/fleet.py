@@ -102,7 +102,7 @@ def mark_failed(engine: Engine, error: EndpointError) -> None:
     engine.record.error = str(error)
     engine.record.failures += 1
     if not error.echo:
-        engine.record.state = State.UNHEALTHY
+        engine.record.state = State.FENCED if error.code == "fenced" else State.UNHEALTHY
 
 
 async def attempt(engine: Engine, step: str, action: Step) -> EndpointError | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from sparsecast.control.endpoints import MAX_RANKS, Placement, Registry, normalise_host
 from sparsecast.control.fleet import Engine
 from sparsecast.control.world import SyncSource, WorldSpec
+from sparsecast.engines._fence import new_trainer_name
 from sparsecast.errors import UsageError
 
 CHANNELS = ("control", "mpi", "nccl")
@@ -29,6 +30,7 @@ class Group:
         self.generation = -1  # of the last world that was tried
         self.broken_by = "no group was made yet"
         self._registry = registry
+        self._trainer = new_trainer_name()
         self._members: tuple[tuple[str, int], ...] = ()
 
     def world(
@@ -50,6 +52,7 @@ class Group:
             trainer_ranks=source.ranks,
             placements=tuple(placements),
             generation=generation,
+            trainer=self._trainer,
             secret=secrets.token_hex(32),
             channels=self.channels,
             tensors=tuple(source.tensors),

@@ -26,7 +26,7 @@ _ENGINE_CODES = frozenset(
     {
         *("usage", "corrupt", "unsupported", "table_mismatch", "foreign_stream", "stale_version", "version_gap"),
         *("wrong_base", "digest_mismatch", "dirty", "incomplete", "io", "timeout", "peer_failed", "unauthenticated"),
-        *("group_mismatch", "device", "internal"),
+        *("group_mismatch", "device", "fenced", "internal"),
     }
 )
 

@@ -20,6 +20,7 @@ class State(str, enum.Enum):
     updating   a sync is under way.
     asleep     its memory is released.
     unhealthy  it failed a step, named in `error`; the next sync checks its health again.
+    fenced     it follows another trainer, which joined it after this one: syncs leave it alone.
     """
 
     JOINING = "joining"
@@ -27,6 +28,7 @@ class State(str, enum.Enum):
     UPDATING = "updating"
     ASLEEP = "asleep"
     UNHEALTHY = "unhealthy"
+    FENCED = "fenced"
 
 
 @dataclass

@@ -105,7 +105,7 @@ class EndpointOut(BaseModel):
     kind: str
     world_size: int
     has_token: bool
-    state: Literal["joining", "ready", "updating", "asleep", "unhealthy"]
+    state: Literal["joining", "ready", "updating", "asleep", "unhealthy", "fenced"]
     version: int | None = Field(description="The last version that the endpoint verified.")
     in_doubt: bool = Field(description="It may be at the version after that; the next regroup settles it.")
     needs_anchor: bool

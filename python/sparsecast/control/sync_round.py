@@ -90,6 +90,11 @@ class SyncRound:
         record = engine.record
         if WEIGHTS in record.asleep:
             raise EndpointError(engine.name, "health", "the memory of its weights is released: wake it", code="usage")
+        if record.state is State.FENCED:
+            message = (
+                "another trainer has taken it over, and this one leaves it alone: remove it here, or end the other"
+            )
+            raise EndpointError(engine.name, "health", message, code="fenced")
         status = await engine.client.health(self._policy.health_timeout)
         expected = engine.endpoint.world_size
         if status.world_size is not None and status.world_size != expected:

@@ -22,6 +22,7 @@ class WorldSpec:
     trainer_ranks  how many are the trainer's: ranks 0 to trainer_ranks - 1.
     placements     the engines and their ranks.
     generation     number of this world; no two worlds of a control plane share one.
+    trainer        name of this control plane: an engine that has joined a newer one refuses it (`TrainerFence`).
     secret         shared secret by which ranks authenticate one another. New for every world; never shown.
     channels       what bytes travel by: "control", "mpi" or "nccl".
     tensors        the trainer's table: (name, dtype as safetensors names it, shape) each.
@@ -38,6 +39,7 @@ class WorldSpec:
     trainer_ranks: int
     placements: tuple[Placement, ...]
     generation: int
+    trainer: str
     secret: str = field(repr=False)
     channels: str
     tensors: tuple[TensorEntry, ...] = field(repr=False)
@@ -53,6 +55,7 @@ def engine_fields(world: WorldSpec, placement: Placement) -> dict[str, Any]:
     return {
         **endpoint.options,
         "release": own_release(),
+        "trainer": world.trainer,
         "secret": world.secret,
         "generation": world.generation,
         "channels": world.channels,

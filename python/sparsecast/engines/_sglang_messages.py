@@ -40,6 +40,8 @@ class GroupInfo:
     secret: str = field(repr=False)
     generation: int = 0
     """Generation of the group: grows with every call."""
+    trainer: str = ""
+    """Name of the trainer, its own (`TrainerFence`). Empty: any may follow it, and it fences nobody."""
     channels: Channels = "control"
     interface: str = ""
     engine: str = "sglang"
@@ -98,6 +100,7 @@ def parse_group(text: str) -> GroupInfo:
     fields: dict[str, Any] = {
         "secret": _take(found, "secret", os.environ.get(SECRET_VARIABLE, ""), _text),
         "generation": _take(found, "generation", 0, _count),
+        "trainer": _take(found, "trainer", "", _text),
         "channels": _take(found, "channels", "control", _one_of("control", "mpi", "nccl")),
         "interface": _take(found, "interface", "", _text),
         "engine": _take(found, "engine", "sglang", _text),

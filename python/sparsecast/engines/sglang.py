@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from sparsecast.engines._agreement import is_so_anywhere, raise_if_any_failed
+from sparsecast.engines._fence import TrainerFence
 from sparsecast.engines._sglang_messages import GroupInfo
 from sparsecast.engines._sglang_weights import trace_and_verify, trace_weights
 from sparsecast.engines.loader_trace import TracedLoader
@@ -57,6 +58,7 @@ class SglangEnd:
         self._runner = model_runner
         self._group = cpu_group
         self._rank = dist.get_rank(cpu_group)
+        self._fence = TrainerFence()
         self._asked: tuple[Any, ...] = ()  # Table and modes of the receiver.
         self._map_verified = False  # Once; later the weights differ from those in the files.
         self._left_version: int | None = None
@@ -71,8 +73,10 @@ class SglangEnd:
 
         Blocks generation until all ranks have come, within `info.timeout` seconds. Raises UnsupportedError naming
         tensors or layers that cannot be patched, UsageError for names that do not fit, UnauthenticatedError,
-        DeadlineError, DigestMismatchError; on ranks without a failure PeerFailedError.
+        DeadlineError, DigestMismatchError, FencedError for a trainer before the last; on ranks without a failure
+        PeerFailedError.
         """
+        raise_if_any_failed(self._fence.refusal(info.engine, info.trainer), self._group)
         world = World(
             host=host,
             port=port,
@@ -96,6 +100,7 @@ class SglangEnd:
         receiver = self._joined()
         self._synchronize()  # Joining may write an anchor; what SGLang has enqueued still reads the weights.
         receiver.join(world, info.timeout)
+        self._fence.follow(info.trainer)
         if self._traced is not None:
             self._shadows = self._traced.kept()
         return receiver.version

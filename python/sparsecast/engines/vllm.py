@@ -32,6 +32,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from sparsecast.engines._agreement import is_so_anywhere, raise_if_any_failed
 from sparsecast.engines._codes import with_code
+from sparsecast.engines._fence import TrainerFence
 from sparsecast.engines._release import refuse_other_release
 from sparsecast.engines._vllm_draft import Draft, choose_draft, with_draft, without_draft
 from sparsecast.engines._vllm_model import checkpoint_tensors, refuse_moving_experts, refuse_new_ties, trace
@@ -74,6 +75,8 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     """Shared secret; if empty, that in the environment variable SPARSECAST_SECRET of the workers."""
     generation: int = 0
     """Generation of the group: one more at every call."""
+    trainer: str = ""
+    """Name of the trainer, its own (`TrainerFence`). Empty: any may follow it, and it fences nobody."""
     channels: Channels = "control"
     interface: str = ""
     engine: str = "vllm"
@@ -161,6 +164,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self.find_draft: Callable[[], torch.nn.Module | None] | None = None
         """Returns the draft model of this worker; None if the worker has not said how."""
         self._asked: tuple[list[CanonicalTensor], dict[str, str]] | None = None  # Table and modes of the receiver.
+        self._fence = TrainerFence()
         self._timeout = 300.0
         self._in_update = False
         self._map_verified = False  # Once; later the weights differ from those in the files.
@@ -181,10 +185,12 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         """Joins a group; collective over the workers of the engine and the trainer. A later call joins the next group.
 
         Raises UnsupportedError naming tensors that cannot be patched, UsageError for names that do not fit,
-        UnauthenticatedError, DeadlineError, DigestMismatchError; on the other ranks PeerFailedError.
+        UnauthenticatedError, DeadlineError, DigestMismatchError, FencedError for a trainer before the last; on the other
+        ranks PeerFailedError.
         """
         refuse_moving_experts(self.parallel_config)
         group = get_world_group()
+        raise_if_any_failed(self._fence.refusal(init_info.engine, init_info.trainer), group.cpu_group)
         self._timeout = init_info.timeout
         if self.receiver is not None and self.receiver.state in ("receiving", "staged"):
             self.receiver.abandon("the engine joins another group", init_info.timeout)
@@ -200,6 +206,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             self._asked = asked
         worker = self._replica(group.world_size) * group.world_size + group.rank_in_group
         self.receiver.join(init_info.world(worker), init_info.timeout)
+        self._fence.follow(init_info.trainer)
         if self.traced is not None:
             self._shadows = self.traced.kept()
 

@@ -33,6 +33,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightSource,
 )
 
+from sparsecast.engines._fence import new_trainer_name
 from sparsecast.engines._release import own_release
 from sparsecast.engines._vllm_meeting import Place, settle, worker_states
 from sparsecast.engines._vllm_source import SourceWeights, is_local, trainer_ranks
@@ -75,6 +76,8 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
     (`/get_world_size`).
     """
     generation: int = 0
+    trainer: str = field(default_factory=new_trainer_name)
+    """Name of this trainer at the engine, which refuses it once a newer one has joined."""
     channels: Channels = "control"
     interface: str = ""
     engine: str = "vllm"
@@ -127,6 +130,7 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
             "ties": [list(tie) for tie in layout.ties],
             "secret": self.secret if self.send_secret else "",
             "generation": self.generation,
+            "trainer": self.trainer,
             "channels": self.channels,
             "interface": self.interface,
             "engine": self.engine,

@@ -24,12 +24,14 @@ def world_of(endpoint: Endpoint, *, anchored: bool) -> tuple[WorldSpec, Placemen
         trainer_ranks=2,
         placements=(placement,),
         generation=3,
+        trainer="trainer",
         secret="s" * 64,
         channels="nccl",
         tensors=(("w", "BF16", (4, 2)), ("lm_head", "BF16", (4, 2))),
         ties=(("lm_head", "w"),),
         anchored=frozenset({endpoint.name}) if anchored else frozenset(),
         timeout=60.0,
+        reach_timeout=20.0,
     )
     return world, placement
 

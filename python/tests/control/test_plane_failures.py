@@ -58,6 +58,23 @@ def test_a_vllm_server_that_has_ended_the_update_itself_is_said_to_have(plane: C
     assert "the lease of its pause ran out, or another trainer has joined it" in str(failed_sync(plane))
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["sglang", "vllm"])
+def test_an_engine_that_another_trainer_has_taken_over_is_left_alone_from_then_on(
+    plane: ControlPlane, engines: Engines, which: int
+) -> None:
+    lost, name = engines[which], ("sg", "vl")[which]
+    lost.faults["join"] = 500
+    lost.fault_text = "engine follows another trainer: b has joined it after a [fenced]"
+    assert [each.code for each in failed_sync(plane).failures] == ["fenced"]
+    assert entry(plane, name)["state"] == "fenced" and not lost.paused
+    lost.faults.clear()
+    lost.steps.clear()
+    error = failed_sync(plane)
+    assert [(each.endpoint, each.step, each.code) for each in error.failures] == [(name, "health", "fenced")]
+    assert not lost.steps, "the other trainer's engine was called"
+    assert plane.sync_now(replace(QUICK, allow_missing=True)).result == "partial"
+
+
 def test_a_health_route_that_is_not_there_is_not_called_vllms(plane: ControlPlane, engines: Engines) -> None:
     engines[1].faults["health"] = 404
     said = str(failed_sync(plane))

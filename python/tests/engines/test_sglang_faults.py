@@ -179,6 +179,19 @@ def test_an_engine_whose_weights_are_lost_is_seeded_with_all_of_them(engine: Eng
     assert engine.call("differences", tmp_path / "v40") == [[], []]
 
 
+def test_a_trainer_does_not_take_the_engine_back_from_one_that_joined_after_it(engine: Engine, tmp_path: Path) -> None:
+    trainer = Trainer(sglang_engine.canonical_tensors(sglang_engine.QWEN2, seed=8), version=40)
+    assert join(engine, trainer, generation=4, trainer="first")[0]
+    assert join(engine, trainer, generation=5, trainer="first")[0]
+    assert join(engine, trainer, generation=6, trainer="second")[0]
+    success, message = engine.post("/init_weights_update_group", group_body(trainer, generation=7, trainer="first"))
+    assert not success
+    assert "second has joined it after first" in message
+    assert message.endswith("[fenced]")
+    change(trainer, 1)
+    assert update(engine, trainer)["version"] == 41, "the group of the second one was disturbed"
+
+
 def test_the_http_server_asks_again_until_the_version_is_staged(engine: Engine) -> None:
     action = 'sparsecast:{"phase": "staged", "timeout": 30}'
     answer, asked = engine.call("ask_tokenizer", action, ["receiving", "receiving", "staged"])[0]

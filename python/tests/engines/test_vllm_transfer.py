@@ -305,6 +305,21 @@ def test_a_wrong_secret_lets_no_worker_in(make_workers: Callable[[str], Workers]
     assert workers.call("differing", updates=0) == [[], []]
 
 
+def test_a_trainer_does_not_take_the_engine_back_from_one_that_joined_after_it(
+    make_workers: Callable[[str], Workers],
+) -> None:
+    workers, first, second = make_workers("llama"), Trainer("llama"), Trainer("llama")
+    first.connect(workers, trainer="first").reconnect()
+    engine = second.connect(workers, trainer="second")
+    failures = workers.failures("init_weight_transfer_engine", init_info=first.init_info(trainer="first").for_workers())
+    assert [f.kind for f in failures if f is not None] == ["FencedError", "FencedError"]
+    assert "second has joined it after first" in str(failures[0])
+    second.step()
+    engine.send_weights()
+    assert workers.call("differing", updates=1) == [[], []], "the group of the second one was disturbed"
+    assert SparsecastTrainerInitInfo().trainer != SparsecastTrainerInitInfo().trainer
+
+
 class NobodyToTell(Workers):
     """A client whose server has been told by somebody else."""
 
