@@ -27,7 +27,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def group_body(trainer: Trainer, *, ranks: int = 2, **more: Any) -> dict[str, Any]:
+def group_body(trainer: Trainer, /, *, ranks: int = 2, **more: Any) -> dict[str, Any]:
     info = {"secret": trainer.secret, "generation": 0, "engine": "under test", "timeout": DEADLINE / 2} | more
     return {
         "master_address": "127.0.0.1",
@@ -44,7 +44,7 @@ def phase(engine: Engine, name: str, **more: Any) -> tuple[bool, str]:
     return engine.post("/weights_checker", {"action": action})
 
 
-def join(engine: Engine, trainer: Trainer, generation: int = 0, **more: Any) -> tuple[bool, str]:
+def join(engine: Engine, trainer: Trainer, /, generation: int = 0, **more: Any) -> tuple[bool, str]:
     regrouped = trainer.regroup(1 + engine.size, generation)
     answer = engine.post(
         "/init_weights_update_group", group_body(trainer, ranks=engine.size, generation=generation, **more)

@@ -317,7 +317,7 @@ def test_a_trainer_does_not_take_the_engine_back_from_one_that_joined_after_it(
     second.step()
     engine.send_weights()
     assert workers.call("differing", updates=1) == [[], []], "the group of the second one was disturbed"
-    assert SparsecastTrainerInitInfo().trainer != SparsecastTrainerInitInfo().trainer
+    assert second.init_info().trainer != second.init_info().trainer
 
 
 class NobodyToTell(Workers):
