@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/unstopped_work.hpp"
-#include "cuda/common/runtime.hpp"
+#include "cuda/common/device_guard.hpp"
 
 namespace sparsecast::cuda {
 
@@ -24,6 +24,7 @@ class OwnedMemory {
   /// enough memory.
   explicit OwnedMemory(std::size_t bytes) : bytes_(bytes) {
     if (bytes == 0) return;
+    device_ = current_device();
     if constexpr (kKind == MemoryKind::kDevice) {
       check(cudaMalloc(&at_, bytes), "cudaMalloc");
     } else {
@@ -31,21 +32,17 @@ class OwnedMemory {
     }
   }
   OwnedMemory(OwnedMemory&& other) noexcept
-      : at_(std::exchange(other.at_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+      : at_(std::exchange(other.at_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), device_(other.device_) {}
   OwnedMemory& operator=(OwnedMemory&& other) noexcept {
     OwnedMemory taken(std::move(other));
     std::swap(at_, taken.at_);
     std::swap(bytes_, taken.bytes_);
+    std::swap(device_, taken.device_);
     return *this;
   }
   ~OwnedMemory() {
-    // A failure cannot be handled here, and the next CUDA call reports it again.
     if (at_ == nullptr || device_memory_is_kept()) return;
-    if constexpr (kKind == MemoryKind::kDevice) {
-      static_cast<void>(cudaFree(at_));
-    } else {
-      static_cast<void>(cudaFreeHost(at_));
-    }
+    release_on(device_, [&] { return kKind == MemoryKind::kDevice ? cudaFree(at_) : cudaFreeHost(at_); });
   }
 
   template <class T = std::byte>
@@ -57,6 +54,7 @@ class OwnedMemory {
  private:
   void* at_ = nullptr;
   std::size_t bytes_ = 0;
+  int device_ = 0;  ///< That was current when it was allocated.
 };
 
 using DeviceMemory = OwnedMemory<MemoryKind::kDevice>;

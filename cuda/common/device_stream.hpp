@@ -14,8 +14,7 @@ namespace sparsecast::cuda {
 
 /// Returns `stream` with what launchers need of the current device.
 inline DeviceStream on_current_device(cudaStream_t stream) {
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
+  const int device = current_device();
   const auto attribute = [&](cudaDeviceAttr which) {
     int value = 0;
     check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
@@ -27,15 +26,6 @@ inline DeviceStream on_current_device(cudaStream_t stream) {
   result.policy =
       policy_of(10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor));
   return result;
-}
-
-/// Throws Error{kUsage} while the stream is being captured into a graph: its work would not run, and a wait for it
-/// would never end.
-inline void require_not_captured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-  if (status == cudaStreamCaptureStatusNone) return;
-  throw Error(ErrorCode::kUsage, "the stream is being captured into a CUDA graph; end the capture before");
 }
 
 /// Waits of the host for what it has enqueued on a stream, by an event behind it: work that others enqueue on the

@@ -23,6 +23,7 @@ class Graph {
   /// in the end. Nothing of it runs.
   void capture(const std::function<void(cudaStream_t)>& enqueue) {
     drop();
+    device_ = current_device();
     const Stream stream;
     cudaGraph_t graph = nullptr;
     // Other threads may do meanwhile what a capture forbids, such as allocations.
@@ -42,11 +43,12 @@ class Graph {
   void launch(cudaStream_t stream) const { check(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch"); }
   /// Forgets the captured work; a launch that is under way is not disturbed.
   void drop() noexcept {
-    if (captured()) static_cast<void>(cudaGraphExecDestroy(std::exchange(executable_, nullptr)));
+    if (captured()) release_on(device_, [&] { return cudaGraphExecDestroy(std::exchange(executable_, nullptr)); });
   }
 
  private:
   cudaGraphExec_t executable_ = nullptr;
+  int device_ = 0;  ///< That was current when it was captured.
 };
 
 }  // namespace sparsecast::cuda

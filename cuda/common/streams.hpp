@@ -1,34 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Owners of streams and events, the device that a thread works on, and the stream that launchers use.
+// Owners of streams and events, and the stream that launchers use.
 
 #include <utility>
 
+#include "cuda/common/device_guard.hpp"
 #include "cuda/common/policies.hpp"
-#include "cuda/common/runtime.hpp"
 
 namespace sparsecast::cuda {
-
-/// Makes `device` the current device of this thread, and restores the previous one on destruction.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    if (device == before_) return;
-    check(cudaSetDevice(device), "cudaSetDevice");
-    changed_ = true;
-  }
-  ~DeviceGuard() {
-    if (changed_) static_cast<void>(cudaSetDevice(before_));
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
 
 /// A stream of the current device that does not wait for the default stream.
 class Stream {
@@ -42,10 +22,13 @@ class Stream {
   }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
-  ~Stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
+  ~Stream() {
+    release_on(device_, [&] { return cudaStreamDestroy(stream_); });
+  }
   cudaStream_t get() const noexcept { return stream_; }
 
  private:
+  int device_ = current_device();
   cudaStream_t stream_ = nullptr;
 };
 
@@ -55,10 +38,13 @@ class Event {
   Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  ~Event() { static_cast<void>(cudaEventDestroy(event_)); }
+  ~Event() {
+    release_on(device_, [&] { return cudaEventDestroy(event_); });
+  }
   cudaEvent_t get() const noexcept { return event_; }
 
  private:
+  int device_ = current_device();
   cudaEvent_t event_ = nullptr;
 };
 

@@ -24,7 +24,7 @@ class DeviceContext {
                   "there is no device " + std::to_string(options.device) + ", only " + std::to_string(devices));
     }
     device_ = options.device;
-    if (device_ < 0) cuda::check(cudaGetDevice(&device_), "cudaGetDevice");
+    if (device_ < 0) device_ = cuda::current_device();
     const cuda::DeviceGuard guard(device_);
     host_ = std::make_unique<cuda::HostWait>(options.deadline);
     if (stream_ != nullptr) return;
@@ -43,10 +43,7 @@ class DeviceContext {
 
   /// Makes the device current until the guard is destroyed; every public call that uses the device holds one. Throws
   /// Error{kUsage} while the stream is being captured.
-  cuda::DeviceGuard enter() const {
-    cuda::require_not_captured(stream_);
-    return cuda::DeviceGuard(device_);
-  }
+  cuda::DeviceGuard enter() const { return cuda::DeviceGuard(device_, stream_); }
   int device() const noexcept { return device_; }
   cudaStream_t stream() const noexcept { return stream_; }
   std::chrono::milliseconds deadline() const noexcept { return options_.deadline; }

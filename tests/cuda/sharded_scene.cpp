@@ -112,7 +112,8 @@ void SceneRank::publish() {
   options.encode.values = scene_.setting.values;
   options.pinned_snapshot = scene_.setting.pinned_snapshot;
   if (on_device_) {
-    publisher_.emplace(layout_, place_, refs_to(*layout_, place_, device_->pointers(), 0), options, device());
+    publisher_.emplace(layout_, place_, refs_to(*layout_, place_, device_->pointers(), cuda::current_device()), options,
+                       device());
   } else {
     publisher_.emplace(layout_, place_, refs_of(*layout_, place_, host_), options);
   }
@@ -130,7 +131,8 @@ void SceneRank::subscribe(bool needs_anchor) {
   options.needs_anchor = needs_anchor;
   const std::string engine = rank_ < 4 ? "a" : "b";
   if (on_device_) {
-    subscriber_.emplace(engine, layout_, place_, refs_to(*layout_, place_, device_->pointers(), 0), options, device());
+    subscriber_.emplace(engine, layout_, place_, refs_to(*layout_, place_, device_->pointers(), cuda::current_device()),
+                        options, device());
   } else {
     subscriber_.emplace(engine, layout_, place_, refs_of(*layout_, place_, host_), options);
   }
@@ -163,7 +165,7 @@ void SceneRank::move() {
     device_.reset();
   } else {
     device_.emplace(host_);
-    subscriber_->replace(layout_, refs_to(*layout_, place_, device_->pointers(), 0), device());
+    subscriber_->replace(layout_, refs_to(*layout_, place_, device_->pointers(), cuda::current_device()), device());
   }
 }
 

@@ -7,6 +7,7 @@
 #include "cuda_emulation/scheduler.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -91,6 +93,7 @@ std::atomic<bool> capturing = false;
 std::mutex loaded_mutex;
 std::set<const void*> loaded;  ///< Kernels.
 constexpr int kDevices = 2;
+std::array<std::atomic<bool>, kDevices> contexts{};
 
 orders::Agent& agent_of(cudaStream_t stream) {
   static CUstream_st standard;
@@ -107,6 +110,9 @@ bool capture(cudaStream_t stream, std::function<void(cudaStream_t)> operation) {
   if (stream != graph.first) graph.behind[stream] = 0;
   return true;
 }
+
+/// Makes a context on the current device, as every function does that needs one.
+void enter_context() { contexts.at(static_cast<std::size_t>(current_device)) = true; }
 
 cudaError_t kept(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
@@ -151,6 +157,7 @@ void wait_for(cudaStream_t stream) {
 }
 
 cudaError_t allocate(void** at, std::size_t bytes, MemoryKind kind) {
+  enter_context();
   if (successes_left == 0) return kept(cudaErrorMemoryAllocation);
   if (successes_left > 0) --successes_left;
   *at = sparsecast::emulation::allocate_memory(kind, bytes);
@@ -165,6 +172,7 @@ cudaError_t allocate(void** at, std::size_t bytes, MemoryKind kind) {
 }
 
 cudaError_t release(void* at) {
+  enter_context();
   sparsecast::emulation::finish_copies();
   if constexpr (kWatched) orders::host_waits_for_all();
   if (at != nullptr) {
@@ -203,6 +211,7 @@ void forget_most_memory() {
 void capture_streams(bool capture) { capturing = capture; }
 void launch_grid(cudaStream_t stream, unsigned ctas, unsigned threads, const void* kernel, std::function<void()> call) {
   if (capture(stream, [=](cudaStream_t to) { run_grid(to, ctas, threads, call); })) return;
+  enter_context();
   count(&RuntimeCounts::launches);
   {
     const std::lock_guard lock(loaded_mutex);
@@ -211,8 +220,13 @@ void launch_grid(cudaStream_t stream, unsigned ctas, unsigned threads, const voi
   run_grid(stream, ctas, threads, call);
 }
 void count_load(const void* kernel) {
+  enter_context();
   const std::lock_guard lock(loaded_mutex);
   loaded.insert(kernel);
+}
+bool has_context(int device) { return contexts.at(static_cast<std::size_t>(device)); }
+void forget_contexts() {
+  for (std::atomic<bool>& context : contexts) context = false;
 }
 void defer_copies(bool defer) {
   finish_copies();
@@ -255,6 +269,17 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= kDevices) return kept(cudaErrorInvalidDevice);
   current_device = device;
+  enter_context();  // Since CUDA 12.
+  return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult*) {
+  if (std::string_view(symbol) != "cuDevicePrimaryCtxGetState") return kept(cudaErrorInvalidValue);
+  *function = reinterpret_cast<void*>(+[](int device, unsigned* flags, int* active) {
+    *flags = 0;
+    *active = sparsecast::emulation::has_context(device) ? 1 : 0;
+    return 0;
+  });
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
@@ -264,6 +289,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 cudaError_t cudaMalloc(void** at, std::size_t bytes) { return allocate(at, bytes, MemoryKind::kDevice); }
 cudaError_t cudaFree(void* at) { return release(at); }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  enter_context();
   *free = free_bytes;
   *total = kMuchMemory;
   return cudaSuccess;
@@ -271,6 +297,7 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 cudaError_t cudaMallocHost(void** at, std::size_t bytes) { return allocate(at, bytes, MemoryKind::kPinnedHost); }
 cudaError_t cudaFreeHost(void* at) { return release(at); }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  enter_context();
   const void* const place = __builtin_return_address(0);
   const auto copy = [=](cudaStream_t on) {
     count_copy(to, from, bytes, kind);
@@ -286,6 +313,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 }
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
                               std::size_t width, std::size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
+  enter_context();
   constexpr std::size_t kMostPitch = (std::size_t{1} << 31) - 1;
   if (to_pitch < width || from_pitch < width || to_pitch > kMostPitch || from_pitch > kMostPitch) {
     return kept(cudaErrorInvalidPitchValue);
@@ -306,6 +334,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, 
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t stream) {
+  enter_context();
   const void* const place = __builtin_return_address(0);
   const auto set = [=](cudaStream_t on) {
     const OnStream on_stream(on);
@@ -318,23 +347,27 @@ cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  enter_context();
   if (stream != nullptr && stream->graph != nullptr) return kept(cudaErrorStreamCaptureUnsupported);
   if (is_busy()) return kept(cudaErrorNotReady);
   wait_for(stream);
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  enter_context();
   if (is_busy()) return kept(cudaErrorNotReady);
   sparsecast::emulation::finish_copies();
   if constexpr (kWatched) orders::host_waits_for(event->before);
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  enter_context();
   const bool captured = stream != nullptr && stream->graph != nullptr;
   *status = capturing || captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  enter_context();
   wait_for(stream);
   return cudaSuccess;
 }
@@ -342,29 +375,35 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  enter_context();
   *stream = new CUstream_st;
   count(&RuntimeCounts::objects);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  enter_context();
   delete stream;
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  enter_context();
   *event = new CUevent_st;
   count(&RuntimeCounts::objects);
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  enter_context();
   delete event;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  enter_context();
   *least = 0;
   *greatest = -5;
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  enter_context();
   ++event->records;
   const auto record = [=](cudaStream_t on) {
     if constexpr (kWatched) orders::record(agent_of(on), event->before);
@@ -382,6 +421,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  enter_context();
   ++event->waits;
   if (event->graph != nullptr) {
     CUgraph_st& graph = *event->graph;
@@ -398,12 +438,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  enter_context();
   if (stream == nullptr || stream->graph != nullptr) return kept(cudaErrorStreamCaptureUnsupported);
   stream->graph = new CUgraph_st;
   stream->graph->first = stream;
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  enter_context();
   *graph = std::exchange(stream->graph, nullptr);
   if (*graph == nullptr) return kept(cudaErrorStreamCaptureUnsupported);
   for (const cudaStream_t joined : (*graph)->joined) joined->graph = nullptr;
@@ -416,19 +458,23 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  enter_context();
   *executable = new CUgraph_st(*graph);
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  enter_context();
   count(&RuntimeCounts::launches);
   for (const auto& operation : executable->operations) operation(stream);
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  enter_context();
   delete graph;
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  enter_context();
   delete executable;
   return cudaSuccess;
 }

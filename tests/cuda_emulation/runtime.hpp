@@ -64,6 +64,7 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor = 75,
   cudaDevAttrComputeCapabilityMinor = 76
 };
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0 };
 enum cudaLimit { cudaLimitMaxL2FetchGranularity = 5 };
 struct cudaDeviceProp {
   char name[256];
@@ -75,6 +76,8 @@ struct cudaDeviceProp {
 
 inline constexpr unsigned cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaEventDisableTiming = 2;
+inline constexpr unsigned long long cudaEnableDefault = 0;
+#define CUDART_VERSION 13000
 
 /// Returns the last error of the calling thread and clears it.
 cudaError_t cudaGetLastError();
@@ -87,6 +90,9 @@ cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+/// Knows cuDevicePrimaryCtxGetState alone.
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult* found);
 
 /// New memory holds random bytes.
 cudaError_t cudaMalloc(void** at, std::size_t bytes);
@@ -171,6 +177,11 @@ struct HeldMemory {
 HeldMemory held_memory();
 /// Begins to look for the most again, from what there is now.
 void forget_most_memory();
+
+/// Returns whether a call has made a context on the device: any that needs one, on the device that is current then.
+bool has_context(int device);
+/// Takes the contexts of all devices for gone.
+void forget_contexts();
 
 /// Runs a kernel on a grid for a stream, or captures it, and counts the launch.
 void launch_grid(cudaStream_t stream, unsigned ctas, unsigned threads, const void* kernel, std::function<void()> call);

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The device that a thread works on. A context of a device takes some hundred MB there, and nearly every call of the
+// runtime makes one on the device that is current, which is 0 in a new thread: a rank that works on another device
+// makes none there.
+
+#include "cuda/common/runtime.hpp"
+
+namespace sparsecast::cuda {
+
+/// Returns the current device of this thread. Makes no context.
+inline int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+/// Returns whether this process has a context on `device`; true where the driver cannot be asked. Makes none.
+inline bool has_context(int device) noexcept {
+  using GetState = int (*)(int device, unsigned* flags, int* active);
+  static const GetState get_state = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, 12000, cudaEnableDefault, &found);
+#else
+    const cudaError_t error =
+        cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &function, cudaEnableDefault, &found);
+#endif
+    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+    return error == cudaSuccess ? reinterpret_cast<GetState>(function) : nullptr;
+  }();
+  unsigned flags = 0;
+  int active = 1;
+  return get_state == nullptr || get_state(device, &flags, &active) != 0 || active != 0;
+}
+
+/// Throws Error{kUsage} while the stream is being captured into a graph: its work would not run, and a wait for it
+/// would never end.
+inline void require_not_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  if (status == cudaStreamCaptureStatusNone) return;
+  throw Error(ErrorCode::kUsage, "the stream is being captured into a CUDA graph; end the capture before");
+}
+
+/// Makes `device` the current device of this thread. On destruction the previous one is current again, unless this
+/// process has no context there: setting it would make one.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) : before_(current_device()), changed_(device != before_) {
+    if (changed_) check(cudaSetDevice(device), "cudaSetDevice");
+  }
+  /// For work on `stream`, one of the device's: throws Error{kUsage} while it is being captured.
+  DeviceGuard(int device, cudaStream_t stream) : DeviceGuard(device) { require_not_captured(stream); }
+  ~DeviceGuard() {
+    if (changed_ && has_context(before_)) static_cast<void>(cudaSetDevice(before_));
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_;
+  bool changed_;
+};
+
+/// Calls `release` on `device`, from a destructor in whatever thread it runs. A failure cannot be handled there, and
+/// the next call of the runtime reports it again.
+template <class Release>
+void release_on(int device, const Release& release) noexcept {
+  try {
+    const DeviceGuard guard(device);
+    static_cast<void>(release());
+  } catch (const Error&) {
+  }
+}
+
+}  // namespace sparsecast::cuda
