@@ -3,16 +3,18 @@
 
     python bench/join_kills.py [--kind vllm] [--trials 200] [--lease 4] [--seed 1]
 
-Needs what python/tests/live needs (python/tests/requirements-live.txt or -sglang.txt) and the package on PYTHONPATH. Each
-trainer seeds the server anew (needs_anchor), and dies by SIGKILL up to `--span` seconds after it has begun to. Prints how
-many servers answered, how long after the lease and the kill they took, and of those that were left half-written, which
-stay paused by design, that the next trainer repaired them.
+Needs what python/tests/live needs (python/tests/requirements-live.txt or -sglang.txt) and the package on PYTHONPATH; on a
+machine without a GPU, for SGLang, python/tests/live/without_gpu there, too. Each trainer seeds the server anew
+(needs_anchor), and dies by SIGKILL up to `--span` seconds after it has begun to. Prints how many servers answered, how
+long after the lease and the kill they took, and of those that were left half-written, which stay paused by design, that
+the next trainer repaired them.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import multiprocessing
 import random
 import sys
@@ -42,7 +44,10 @@ def join(model: str, port: int, kind: str, lease: float, said: Connection) -> No
 
 
 def is_whole(server: LiveServer) -> bool:
-    return all(state["is_whole"] for state in server.states()) if server.kind == "vllm" else False
+    if server.kind == "vllm":
+        return all(state["is_whole"] for state in server.states())
+    answer = server.post("/weights_checker", {"action": 'sparsecast:{"phase": "status"}'}, 60)
+    return bool(json.loads(answer["message"])["is_whole"])
 
 
 def main() -> None:
