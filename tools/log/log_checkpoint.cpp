@@ -20,7 +20,7 @@ CheckpointTargetOptions in_place(int threads, bool keep_plain) {
 CheckpointFollower::CheckpointFollower(Console& console, std::shared_ptr<ObjectStore> store,
                                        const std::string& checkpoint, CheckpointTargetOptions target,
                                        FollowerOptions options) {
-  const std::string path = without_trailing_slashes(checkpoint);
+  const std::string path = settled_path(console.fs, checkpoint);
   directory_ = path + ".follow";
   console.fs.make_directory(directory_);
   if (&console.fs == &FileSystem::posix()) {
