@@ -491,15 +491,15 @@ class Commands:
 
     def log_upkeep(self):
         log = self.log_here()
-        kind = self.chance.choice(["gc", "anchor", "compact", "status"])
+        kind = self.chance.choice(["gc", "anchor", "compact", "verify", "status"])
         if kind == "gc":
             arguments = ["log", "gc", self.tree.names_of(log), "--keep", 1, "--grace", 0]
         elif kind == "anchor":
             arguments = ["log", "anchor", self.tree.names_of(log), "--checkpoint", self.tree.checkpoint(2)]
-        elif kind == "compact":
+        elif kind in ("compact", "verify"):
             scratch = self.tree.folder(self.tree.place)
             (scratch / "mine").write_text("mine")
-            arguments = ["log", "compact", self.tree.names_of(log), "--scratch", scratch]
+            arguments = ["log", kind, self.tree.names_of(log), "--scratch", scratch]
         else:
             page, what = self.tree.output(".html")
             if self.tree.maybe():
@@ -591,6 +591,18 @@ class FileSystem(unittest.TestCase):
         tally[command, good] += 1
         shutil.rmtree(root)
 
+    def test_a_log_is_not_moved_by_what_follows_it(self):
+        root = self.new_root()
+        for name in ("run", "run/log"):
+            shutil.copytree(self.world.log, root / name)
+        (root / "link").symlink_to("run")
+        before = snapshot(root)
+        for log in (root / "run", root / "run" / "log", root / "link" / "log"):
+            for target in ("run", "run/.", "link"):
+                done = run("log", "pull", log, target, expect=2, cwd=root)
+                self.assertIn("holds the log", done.stderr)
+        self.assertEqual(changes(before, snapshot(root)), set())
+
     def test_nothing_but_its_own_files_changes_by_any_command(self):
         tally = collections.Counter()
         failures = []
@@ -604,6 +616,32 @@ class FileSystem(unittest.TestCase):
         if ROUNDS >= 400:
             for command in set(COMMANDS):
                 self.assertGreater(tally[command, True], 0, command)
+
+    def test_what_is_of_others_outlives_kills_of_a_follower(self):
+        chance = random.Random(SEED)
+        for i in range(6):
+            tree = Tree(self.world, chance, self.new_root())
+            path = tree.checkpoint(0, chance.choice(["shards", "folder"]), linked=False)
+            others = set(os.listdir(path)) - weights_of(path)
+            before = {name: entry_of(path / name) for name in others}
+            outside = snapshot(tree.outside)
+            command = ["log", "pull", self.world.log, path, "--copy-on-write", "--every-version"]
+            for _ in range(8):
+                child = subprocess.Popen(
+                    [SPARSECAST, *map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
+                time.sleep(0.04 * chance.random())
+                child.kill()
+                child.wait()
+                if path.is_dir() and chance.random() < 0.5:
+                    continue
+                run("log", "pull", self.world.log, path, "--version", 0, "--allow-rollback", expect=None)
+            run(*command)
+            say = f"SPARSECAST_SEED={SEED} tree {i}"
+            self.assertEqual(read_tensors(path), self.world.states[2], say)
+            self.assertEqual({name: entry_of(path / name) for name in others}, before, say)
+            self.assertEqual(set(os.listdir(path)), others | weights_of(path), say)
+            self.assertEqual(changes(outside, snapshot(tree.outside)), set(), say)
 
 
 class Torn(unittest.TestCase):
