@@ -6,12 +6,14 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <future>
 #include <map>
 #include <set>
 
 #include "store/s3_fault_setup.hpp"
+#include "store/store_contract.hpp"
 #include "support/expect_error.hpp"
 
 namespace sparsecast::test {
@@ -51,7 +53,8 @@ const std::map<std::string, Operation>& operations() {
 }
 
 /// Runs the operations side by side on a server that always answers so, and expects an error of each.
-void expect_errors(const std::function<HttpReply(const HttpQuestion&)>& answer, std::set<std::string> only = {}) {
+void expect_errors(const std::function<HttpReply(const HttpQuestion&)>& answer,
+                   const std::set<std::string>& only = {}) {
   HttpServer server(answer);
   std::map<std::string, std::future<std::string>> running;
   const auto began = steady_clock::now();
@@ -213,19 +216,20 @@ TEST(HostileS3, AListingInNoOrderWithKeysTwiceIsRead) {
 
 /// A server that takes everything and keeps nothing, or says so: what is written there may not be believed.
 TEST(HostileS3, UploadsWithoutAnEnd) {
-  const auto begun =
-      http_reply(200, "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>");
+  const auto begun = [] {
+    return http_reply(200, "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>");
+  };
   const auto is = [](const HttpQuestion& question, const std::string& method, const std::string& query) {
     return question.method == method && question.query.starts_with(query);
   };
   const std::set<std::string> upload = {"upload of several parts"};
   // Parts without a tag.
-  expect_errors([&](const HttpQuestion& q) { return is(q, "POST", "uploads") ? begun : http_reply(200); }, upload);
+  expect_errors([&](const HttpQuestion& q) { return is(q, "POST", "uploads") ? begun() : http_reply(200); }, upload);
   // A completion that fails for ever although it begins with 200, and one that is something else.
   for (const std::string end : {"<Error><Code>InternalError</Code></Error>", "<html/>", ""}) {
     expect_errors(
         [&](const HttpQuestion& q) {
-          if (is(q, "POST", "uploads")) return begun;
+          if (is(q, "POST", "uploads")) return begun();
           return q.method == "POST" ? http_reply(200, end) : http_reply(200, "", "ETag: \"1\"\r\n");
         },
         upload);
