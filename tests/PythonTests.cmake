@@ -27,6 +27,7 @@ endif()
 
 # Tests of a program get its path.
 set(program_of_cli_test sparsecast_cli)
+set(program_of_file_system_test sparsecast_cli)
 set(program_of_interop_test sparsecast_cli)
 set(program_of_log_cli_test sparsecast_cli)
 if(SPARSECAST_WITH_RENDEZVOUS)
@@ -37,7 +38,7 @@ endif()
 
 file(GLOB python_tests CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*_test.py")
 if(NOT SPARSECAST_WITH_LOG)
-  list(FILTER python_tests EXCLUDE REGEX "/log_cli_test\\.py$")
+  list(FILTER python_tests EXCLUDE REGEX "/(file_system|log_cli)_test\\.py$")
 endif()
 foreach(source IN LISTS python_tests)
   get_filename_component(name "${source}" NAME_WE)

@@ -61,6 +61,9 @@ class SPARSECAST_API FileSystem {
   virtual std::uint64_t names(const std::string& path);
   /// Returns the path that symbolic links lead to; `path` itself where nothing is there, or without links.
   virtual std::string resolved(const std::string& path);
+  /// Gives the file, or the symbolic link itself, `from` another name, which must not exist. False where that cannot
+  /// be: in a file system without hard links.
+  virtual bool link(const std::string& from, const std::string& to);
   virtual void make_directory(const std::string& path) = 0;  ///< Parent must exist; an existing directory is fine.
   virtual bool is_private(const std::string& path) = 0;  ///< True when only its owner may read, write or execute it.
   virtual std::vector<std::string> list(const std::string& path) = 0;  ///< Entry names, sorted; no "." and "..".

@@ -13,6 +13,7 @@ namespace sparsecast {
 struct CheckpointApplyOptions {
   int threads = 1;                               ///< 0: all cores.
   bool replace = false;                          ///< apply_to_copy: an existing output may be replaced.
+  bool weights_only = false;                     ///< CheckpointCopy: of a directory only what its index names.
   Progress progress;                             ///< May be empty.
   std::function<void(const std::string&)> note;  ///< Sentences for people: what was recovered or skipped. May be empty.
 };
@@ -45,11 +46,15 @@ StateDigest apply_to_verified_base(FileSystem& fs, const std::string& checkpoint
                                    const CheckpointApplyOptions& options);
 
 /// Takes back an interrupted in-place apply. False when there is nothing to recover. Throws Error{kDirty}, with nothing
-/// written, when the undo record does not lead to the state that it promises.
+/// written, when the undo record does not lead to the state that it promises, or is of another checkpoint that has a
+/// file in common with this one.
 bool recover_checkpoint(FileSystem& fs, const std::string& checkpoint, const CheckpointApplyOptions& options);
 
-/// Throws Error{kDirty} when an interrupted in-place apply has left an undo record: the bytes are of no version.
+/// Throws Error{kDirty} when an interrupted in-place apply has left an undo record: the bytes are of no version. It
+/// names what is to be recovered, which may be another checkpoint that has a file in common with this one.
 void require_not_interrupted(FileSystem& fs, const std::string& checkpoint);
+/// Throws it for such another checkpoint alone: its record is not this one's to roll back.
+void require_not_interrupted_elsewhere(FileSystem& fs, const std::string& checkpoint);
 
 /// A copy of a checkpoint under a temporary name beside its final place. Until publish() nothing is visible under the
 /// final name; the destructor removes a copy that was not published.

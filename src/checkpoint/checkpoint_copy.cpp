@@ -7,6 +7,7 @@
 #include <set>
 
 #include "checkpoint/delta_chain.hpp"
+#include "checkpoint/replaced.hpp"
 #include "checkpoint/undo_record.hpp"
 #include "core/file_tree.hpp"
 #include "core/weight_files.hpp"
@@ -41,9 +42,9 @@ std::string unused_name(FileSystem& fs, const std::string& output) {
   return name;
 }
 
-/// Throws Error{kUsage} unless `output` is plainly a checkpoint: replacing it removes files, and nothing else may be
-/// lost.
-void require_replaceable(FileSystem& fs, const std::string& output, bool directory) {
+/// Throws Error{kUsage} unless `output` is plainly a checkpoint, and what lies beside it can stay beside a copy of
+/// `base`.
+void require_replaceable(FileSystem& fs, const std::string& output, const std::string& base, bool directory) {
   if (fs.is_directory(output) != directory) {
     throw Error(ErrorCode::kUsage, directory ? "exists and is not a directory" : "is a directory", output);
   }
@@ -58,6 +59,15 @@ void require_replaceable(FileSystem& fs, const std::string& output, bool directo
   } catch (const Error& error) {
     throw Error(ErrorCode::kUsage, fmt::format("will not be replaced: it is no checkpoint ({})", error.message()),
                 output);
+  }
+  if (fs.exists(base + "/" + kIndexName)) return;
+  const std::set<std::string> weights = weight_files(fs, output);
+  for (const std::string& name : fs.list(output)) {
+    if (name.ends_with(".safetensors") && !weights.contains(name)) {
+      throw Error(ErrorCode::kUsage,
+                  "is no file of the checkpoint here, and the new one has no index that tells them apart: move it away",
+                  output + "/" + name);
+    }
   }
 }
 
@@ -76,7 +86,8 @@ CheckpointCopy::CheckpointCopy(FileSystem& fs, const Checkpoint& base, const std
       throw Error(ErrorCode::kUsage, "is the base itself: --in-place changes it where it is", output_);
     }
     if (!options.replace) throw Error(ErrorCode::kUsage, "exists already; --force replaces it", output_);
-    require_replaceable(fs, output_, base.sharded());
+    output_ = settled_path(fs, output_);
+    require_replaceable(fs, output_, base_path, base.sharded());
   }
   staging_ = unused_name(fs, output_);
   layout_ = CheckpointLayout::of(base);
@@ -106,12 +117,12 @@ void CheckpointCopy::copy_files(const Checkpoint& base, const std::string& base_
     layout_.files.front() = staging_;
     return;
   }
-  const std::string undo = file_name(undo_record_path(fs_, base_path));
   const std::set<std::string> weights = weight_files(fs_, base_path);
   fs_.make_directory(staging_);
   for (const std::string& name : fs_.list(base_path)) {
     const std::string from = base_path + "/" + name;
-    if (name.starts_with(undo) || fs_.is_directory(from)) continue;  // Also what a crash left of one.
+    if (is_undo_record(name) || fs_.is_directory(from)) continue;
+    if (options.weights_only && !weights.contains(name)) continue;
     copy(fs_, from, staging_ + "/" + name, options.progress);
     if (options.note && name.ends_with(".safetensors") && !weights.contains(name)) {
       options.note(
@@ -136,7 +147,7 @@ void CheckpointCopy::replace_directory() {
   }
   published_ = true;
   fs_.sync_directory(parent_directory(output_));
-  remove_checkpoint(fs_, previous);
+  remove_replaced(fs_, previous, output_);
 }
 
 void CheckpointCopy::publish() {

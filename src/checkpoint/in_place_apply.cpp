@@ -64,6 +64,14 @@ void require_no_other_names(FileSystem& fs, const CheckpointLayout& layout) {
   }
 }
 
+[[noreturn]] void refuse_torn(const FoundUndo& found) {
+  throw Error(ErrorCode::kDirty,
+              fmt::format("an in-place apply was interrupted, the bytes are of no version: run `sparsecast apply "
+                          "--recover {}` first",
+                          found.checkpoint),
+              found.record);
+}
+
 StateDigest read_digest(const CheckpointStore& store, const CheckpointApplyOptions& options) {
   return sum(digest_store(store, options.threads, options.progress));
 }
@@ -105,6 +113,7 @@ void apply_one(FileSystem& fs, const std::string& checkpoint, CheckpointStore& s
 }  // namespace
 
 bool recover_checkpoint(FileSystem& fs, const std::string& checkpoint, const CheckpointApplyOptions& options) {
+  require_not_interrupted_elsewhere(fs, checkpoint);
   const std::string undo_path = undo_record_path(fs, checkpoint);
   if (!fs.exists(undo_path)) {
     // The last run may have failed in this very fsync: what is reported as clean from here on must not find the
@@ -146,12 +155,12 @@ bool recover_checkpoint(FileSystem& fs, const std::string& checkpoint, const Che
 
 void require_not_interrupted(FileSystem& fs, const std::string& checkpoint) {
   const std::string undo = undo_record_path(fs, checkpoint);
-  if (!fs.exists(undo)) return;
-  throw Error(ErrorCode::kDirty,
-              fmt::format("an in-place apply was interrupted, the bytes are of no version: run `sparsecast apply "
-                          "--recover {}` first",
-                          checkpoint),
-              undo);
+  if (fs.exists(undo)) refuse_torn({undo, checkpoint});
+  require_not_interrupted_elsewhere(fs, checkpoint);
+}
+
+void require_not_interrupted_elsewhere(FileSystem& fs, const std::string& checkpoint) {
+  if (const std::optional<FoundUndo> found = foreign_undo_record(fs, checkpoint)) refuse_torn(*found);
 }
 
 CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoint,

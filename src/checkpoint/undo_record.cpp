@@ -4,15 +4,20 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <set>
+#include <vector>
 
 #include "codec/apply.hpp"
 #include "codec/frame_reader.hpp"
 #include "codec/frame_writer.hpp"
 #include "codec/kernels.hpp"
+#include "core/weight_files.hpp"
 #include "core/word.hpp"
 
 namespace sparsecast {
 namespace {
+
+constexpr const char* kUndoName = "sparsecast.undo.scd";
 
 DeltaHeader inverse_header(const DeltaFile& delta, const EncodeOptions& options) {
   if (options.positions == PositionMode::kContext) {
@@ -116,8 +121,32 @@ class UndoBuilder {
 }  // namespace
 
 std::string undo_record_path(FileSystem& fs, const std::string& checkpoint) {
-  if (fs.is_directory(checkpoint)) return checkpoint + "/sparsecast.undo.scd";
+  if (fs.is_directory(checkpoint)) return checkpoint + "/" + kUndoName;
   return (fs.is_link(checkpoint) ? fs.resolved(checkpoint) : checkpoint) + ".undo.scd";
+}
+
+bool is_undo_record(const std::string& name) { return name.starts_with(kUndoName); }
+
+std::optional<FoundUndo> foreign_undo_record(FileSystem& fs, const std::string& checkpoint) {
+  const bool directory = fs.is_directory(checkpoint);
+  const std::string own = fs.resolved(undo_record_path(fs, checkpoint));
+  std::vector<std::string> files = {checkpoint};
+  if (directory) {
+    files.clear();
+    for (const std::string& name : weight_files(fs, checkpoint)) files.push_back(checkpoint + "/" + name);
+  }
+  for (const std::string& file : files) {
+    const std::string real = fs.resolved(file);
+    const std::string folder = parent_directory(real);
+    for (FoundUndo found : {FoundUndo{real + ".undo.scd", real}, FoundUndo{folder + "/" + kUndoName, folder}}) {
+      if (!fs.exists(found.record) || fs.resolved(found.record) == own) continue;
+      const std::set<std::string> torn =
+          found.checkpoint == folder ? weight_files(fs, folder) : std::set<std::string>{};
+      // Where the index does not say what the record is of, it may be of this file.
+      if (torn.empty() || torn.contains(real.substr(real.rfind('/') + 1))) return found;
+    }
+  }
+  return std::nullopt;
 }
 
 CommitRecord raw_inverse(const CheckpointStore& store, const DeltaFile& delta, const EncodeOptions& options,

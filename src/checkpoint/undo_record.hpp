@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "checkpoint/checkpoint_store.hpp"
@@ -12,6 +13,21 @@ namespace sparsecast {
 /// A link to a file has the record of the file that it leads to. Its presence means that an in-place apply was
 /// interrupted; its content can roll that back.
 std::string undo_record_path(FileSystem& fs, const std::string& checkpoint);
+
+/// Returns whether a file of this name in the directory of a checkpoint is its undo record, or what a crash left of
+/// one.
+bool is_undo_record(const std::string& name);
+
+/// An undo record, and the checkpoint that it is of.
+struct FoundUndo {
+  std::string record;
+  std::string checkpoint;
+};
+
+/// Returns an undo record of another checkpoint to which a file of this one belongs, too: a file of a directory that is
+/// followed by itself, a directory of which one file was, or one whose files are links into another. Their bytes are as
+/// torn by this name as by the other one. Throws Error{kIo}.
+std::optional<FoundUndo> foreign_undo_record(FileSystem& fs, const std::string& checkpoint);
 
 /// The `raw` delta that takes the state after `delta` back to the bytes in `store`, which are the delta's base (already
 /// verified by digest), whatever the delta's own value codec: what `delta` alters, and nothing else. Streams windows of

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "sparsecast/error.hpp"
 #include "sparsecast/io.hpp"
 
 namespace sparsecast {
@@ -19,6 +20,20 @@ inline std::string without_trailing_slashes(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;
 }
+
+/// Returns the one path that the names of a directory lead to (links, "dir/.", "dir/"), so that what lies beside it is
+/// found by each of them. Other paths stay, but for trailing slashes. Throws Error{kUsage} for a link to nothing.
+inline std::string settled_path(FileSystem& fs, const std::string& given) {
+  std::string path = without_trailing_slashes(given);
+  if (fs.is_directory(path)) return fs.resolved(path);
+  if (fs.is_link(path) && !fs.exists(path)) {
+    throw Error(ErrorCode::kUsage, "is a link, and nothing is where it leads", path);
+  }
+  return path;
+}
+
+/// Returns a name beside `path` that nothing has, and no other call of this or another process returns.
+std::string temporary_name(FileSystem& fs, const std::string& path);
 
 /// Removes a file, or a directory with its content. Of a symbolic link only the link goes, and nothing behind it.
 inline void remove_tree(FileSystem& fs, const std::string& path) {

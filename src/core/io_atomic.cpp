@@ -4,14 +4,14 @@
 
 #include <atomic>
 
+#include "core/file_tree.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/io.hpp"
 
 namespace sparsecast {
-namespace {
 
-/// Returns a name beside `path` that no other process and no other AtomicFile of this process uses. Process ids are
-/// reused, in a restarted container even at once, so a file left by a crash must not block a later process.
+// Process ids are reused, in a restarted container even at once, so a file left by a crash must not block a later
+// process.
 std::string temporary_name(FileSystem& fs, const std::string& path) {
   static std::atomic<std::uint64_t> counter{0};
   std::string name;
@@ -20,8 +20,6 @@ std::string temporary_name(FileSystem& fs, const std::string& path) {
   } while (fs.exists(name));
   return name;
 }
-
-}  // namespace
 
 std::string parent_directory(const std::string& path) {
   const std::size_t slash = path.find_last_of('/');

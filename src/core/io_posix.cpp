@@ -51,6 +51,9 @@ void require_local(const std::string& path) {
       path);
 }
 
+/// Whether stat() failed because nothing is there; a symbolic link that leads to itself leads nowhere.
+bool is_nothing(int error) { return error == ENOENT || error == ENOTDIR || error == ELOOP; }
+
 /// Repeats a call as long as signals interrupt it.
 template <class Call>
 auto retry(const Call& call) {
@@ -146,11 +149,19 @@ class PosixMapping : public FileMapping {
   std::size_t size_;
 };
 
+/// Throws the error of an open() that found nothing; a link that leads nowhere is named as such.
+[[noreturn]] void fail_to_open(const std::string& path, int error) {
+  std::error_code no_link;
+  const std::filesystem::path target = std::filesystem::read_symlink(path, no_link);
+  if (no_link || error != ENOENT) fail("open", path, error);
+  throw Error(ErrorCode::kIo, fmt::format("is a link to '{}', and nothing is there", target.string()), path);
+}
+
 /// Opens an existing file. A pipe, whose writer may never come, is not waited for: whatever is no regular file is
 /// Error{kIo}.
 int open_regular(const std::string& path, int flags, struct stat* status = nullptr) {
   const int descriptor = retry([&] { return ::open(path.c_str(), flags | O_NONBLOCK); });
-  if (descriptor < 0) fail("open", path, errno);
+  if (descriptor < 0) fail_to_open(path, errno);
   struct stat found {};
   const int error = ::fstat(descriptor, &found) != 0 ? errno : 0;
   if (error == 0 && S_ISREG(found.st_mode)) {
@@ -205,7 +216,7 @@ class PosixFileSystem : public FileSystem {
     require_local(path);
     struct stat status {};
     if (::stat(path.c_str(), &status) == 0) return true;
-    if (errno != ENOENT && errno != ENOTDIR) fail("stat", path, errno);
+    if (!is_nothing(errno)) fail("stat", path, errno);
     return false;
   }
 
@@ -213,7 +224,7 @@ class PosixFileSystem : public FileSystem {
     require_local(path);
     struct stat status {};
     if (::stat(path.c_str(), &status) == 0) return S_ISDIR(status.st_mode);
-    if (errno != ENOENT && errno != ENOTDIR) fail("stat", path, errno);
+    if (!is_nothing(errno)) fail("stat", path, errno);
     return false;
   }
 
@@ -234,6 +245,14 @@ class PosixFileSystem : public FileSystem {
     std::error_code nothing_there;
     const std::filesystem::path real = std::filesystem::canonical(path, nothing_there);
     return real.empty() ? path : real.string();
+  }
+
+  bool link(const std::string& from, const std::string& to) override {
+    if (::link(from.c_str(), to.c_str()) == 0) return true;
+    if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS && errno != EMLINK && errno != EXDEV) {
+      fail(fmt::format("link as '{}'", to).c_str(), from, errno);
+    }
+    return false;
   }
 
   void make_directory(const std::string& path) override {
@@ -317,6 +336,8 @@ bool FileSystem::is_link(const std::string&) { return false; }
 std::uint64_t FileSystem::names(const std::string&) { return 1; }
 
 std::string FileSystem::resolved(const std::string& path) { return path; }
+
+bool FileSystem::link(const std::string&, const std::string&) { return false; }
 
 FileSystem& FileSystem::posix() {
   static PosixFileSystem file_system;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <set>
 
+#include "checkpoint/replaced.hpp"
 #include "checkpoint/table_difference.hpp"
 #include "checkpoint/undo_record.hpp"
 #include "core/file_tree.hpp"
@@ -18,22 +19,20 @@ namespace {
 constexpr std::uint64_t kSmallFileBytes = std::uint64_t{64} << 20;
 constexpr std::uint64_t kMaxNoteBytes = 256;
 
-bool is_undo(const std::string& name) { return name.starts_with("sparsecast.undo.scd"); }
-
-void copy_small(FileSystem& fs, const std::string& from, const std::string& to) {
+/// Gives what is neither weights nor a directory a second name. Without hard links small files are copied, and the rest
+/// is moved when the new directory is in place.
+void carry(FileSystem& fs, const std::string& from, const std::string& to) {
+  if (fs.link(from, to) || fs.is_link(from)) return;
   const std::unique_ptr<File> source = fs.open(from, OpenMode::kRead);
-  if (source->size() > kSmallFileBytes) return;  // It is moved when the new directory is in place.
-  copy_file(*source, fs, to);
+  if (source->size() <= kSmallFileBytes) copy_file(*source, fs, to);
 }
 
 }  // namespace
 
-CheckpointPlace::CheckpointPlace(FileSystem& fs, std::string path)
-    : fs_(fs), path_(without_trailing_slashes(std::move(path))) {
-  // A link to a directory is followed once, here: one that moves meanwhile changes nothing, and none is ever renamed. A
-  // link to a file is the name that is replaced.
-  if (fs.is_directory(path_)) path_ = fs.resolved(path_);
-  scratch_ = path_ + ".follow";
+CheckpointPlace::CheckpointPlace(FileSystem& fs, const std::string& path)
+    // A link to a directory is followed once, here: one that moves meanwhile changes nothing, and none is ever renamed.
+    // A link to a file is the name that is replaced.
+    : fs_(fs), path_(settled_path(fs, path)), scratch_(path_ + ".follow") {
   if (path_.empty()) throw Error(ErrorCode::kUsage, "the checkpoint to keep up to date has no name");
 }
 
@@ -94,25 +93,7 @@ void CheckpointPlace::replace_directory(const std::string& replacement) {
 }
 
 void CheckpointPlace::remove_previous() {
-  const std::set<std::string> weights = weight_files(fs_, previous());
-  std::vector<std::string> names = fs_.list(previous());
-  // The index goes last: until then it says after a crash what else is to go.
-  std::stable_partition(names.begin(), names.end(), [](const std::string& name) { return name != kIndexName; });
-  for (const std::string& name : names) {
-    const std::string old = previous() + "/" + name;
-    const std::string now = path_ + "/" + name;
-    const bool taken = fs_.exists(now);
-    if (taken && fs_.is_directory(old)) {
-      throw Error(ErrorCode::kUsage, fmt::format("is in the way of '{}', which is kept: move one of them", now), old);
-    }
-    if (taken || weights.contains(name) || is_undo(name)) {
-      fs_.remove(old);
-    } else {
-      fs_.rename(old, now);
-    }
-  }
-  fs_.sync_directory(path_);
-  fs_.remove(previous());
+  remove_replaced(fs_, previous(), path_);
   fs_.sync_directory(scratch_);
 }
 
@@ -122,7 +103,7 @@ void CheckpointPlace::require_room(const std::string& directory) {
   const std::vector<std::string> coming = fs_.list(directory);
   const bool indexed = fs_.exists(directory + "/" + kIndexName);
   for (const std::string& name : fs_.list(path_)) {
-    if (weights.contains(name) || is_undo(name)) continue;
+    if (weights.contains(name) || is_undo_record(name)) continue;
     const std::string file = path_ + "/" + name;
     if (std::find(coming.begin(), coming.end(), name) != coming.end()) {
       throw Error(ErrorCode::kUsage,
@@ -164,8 +145,8 @@ void CheckpointPlace::carry_over(const std::string& directory) {
   for (const std::string& name : fs_.list(path_)) {
     const std::string from = path_ + "/" + name;
     const std::string to = directory + "/" + name;
-    if (weights.contains(name) || is_undo(name) || fs_.is_directory(from) || fs_.exists(to)) continue;
-    copy_small(fs_, from, to);
+    if (weights.contains(name) || is_undo_record(name) || fs_.is_directory(from) || fs_.exists(to)) continue;
+    carry(fs_, from, to);
   }
 }
 

@@ -20,7 +20,8 @@ namespace sparsecast {
 /// what its index names (weight_files()).
 class CheckpointPlace {
  public:
-  CheckpointPlace(FileSystem& fs, std::string path);
+  /// Throws Error{kUsage} for a link to nothing.
+  CheckpointPlace(FileSystem& fs, const std::string& path);
 
   const std::string& path() const noexcept { return path_; }
   const std::string& scratch() const noexcept { return scratch_; }
@@ -41,7 +42,8 @@ class CheckpointPlace {
   void require_room(const std::string& directory);
   /// Puts the durable checkpoint `replacement`, below scratch(), where path() is.
   void replace(const std::string& replacement);
-  /// Copies the plain files of the old directory that are not of its checkpoint, and small, into `directory`, durably.
+  /// Links the files of the old directory that are not of its checkpoint into `directory`, so that they are there when
+  /// it takes the old one's place; without hard links the small ones are copied, durably. The caller syncs the names.
   void carry_over(const std::string& directory);
 
   /// A single file that is replaced while an undo record lies beside it: what the record says about the new file is

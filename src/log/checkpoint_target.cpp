@@ -41,6 +41,7 @@ class CheckpointTarget : public FollowerTarget {
     place_.recover();
     if (!has_weights()) return std::nullopt;
     remove_stale_temporaries();
+    require_not_interrupted_elsewhere(fs_, place_.path());
     try {
       if (place_.seeding()) settle_seed();
       recover_checkpoint(fs_, place_.path(), apply_options_);
@@ -184,7 +185,9 @@ class CheckpointTarget : public FollowerTarget {
       const Checkpoint base = Checkpoint::open(fs_, place_.path());
       require_same_table(base.table(), place_.path(), delta.table(), delta.name());
       delta.report();
-      CheckpointCopy copy(fs_, base, place_.path(), place_.next(), apply_options_);
+      CheckpointApplyOptions weights = apply_options_;
+      weights.weights_only = true;
+      CheckpointCopy copy(fs_, base, place_.path(), place_.next(), weights);
       CheckpointStore store(fs_, copy.layout(), OpenMode::kReadWrite);
       apply_delta(store, delta, WriteBack::kChangedPages, apply_options_.threads, apply_options_.progress);
       store.sync();
@@ -196,6 +199,10 @@ class CheckpointTarget : public FollowerTarget {
                     delta.name());
       }
       copy.publish();
+    }
+    if (fs_.is_directory(place_.next())) {
+      place_.carry_over(place_.next());
+      fs_.sync_directory(place_.next());
     }
     place_.replace(place_.next());
   }

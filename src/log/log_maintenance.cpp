@@ -8,6 +8,11 @@
 #include "sparsecast/log_follower.hpp"
 
 namespace sparsecast {
+namespace {
+
+constexpr int kMostMerges = 1024;  ///< Of one round; the next one goes on.
+
+}  // namespace
 
 /// Mirror of the log, with the reader and the writer that work on it.
 struct LogMaintenance::Parts {
@@ -76,8 +81,11 @@ void LogMaintenance::round() {
   const FollowReport report = parts_->follower.step();
   if (options_.merge) {
     const MergeMirror mirror{options_.mirror, report.version};
-    // One at a time, so that stop() is heard in between.
-    while (!stopping() && parts_->writer.compact(fs_, parts_->scratch, 1, mirror).merged > 0) continue;
+    // One at a time, so that stop() is heard in between; a store that loses what it was given gets no more in this
+    // round.
+    for (int i = 0; i < kMostMerges && !stopping(); ++i) {
+      if (parts_->writer.compact(fs_, parts_->scratch, 1, mirror).merged == 0) break;
+    }
   }
   if (stopping() || !options_.anchors) return;
   if (parts_->writer.anchor_due()) parts_->writer.write_anchor(fs_, options_.mirror, report.version);

@@ -35,7 +35,7 @@ bool is_compressed(const DeltaFile& delta) {
 }
 
 PlainDeltas::PlainDeltas(FileSystem& fs, const std::string& checkpoint)
-    : fs_(fs), directory_(without_trailing_slashes(checkpoint) + ".follow/plain") {}
+    : fs_(fs), directory_(settled_path(fs, checkpoint) + ".follow/plain") {}
 
 std::string PlainDeltas::path(std::uint64_t from, std::uint64_t to) const {
   return fmt::format("{}/{}-{}{}", directory_, from, to, kSuffix);

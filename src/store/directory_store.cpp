@@ -31,6 +31,9 @@ class DirectoryStore : public ObjectStore {
  public:
   DirectoryStore(FileSystem& fs, const std::string& directory) : fs_(fs), root_(without_trailing_slashes(directory)) {
     if (root_.empty()) throw Error(ErrorCode::kUsage, "the directory of a delta log has no name");
+    if (!fs_.is_directory(settled_path(fs_, root_)) && fs_.exists(root_)) {
+      throw Error(ErrorCode::kUsage, "is no directory, and so no delta log", root_);
+    }
   }
 
   const std::string& location() const noexcept override { return root_; }
@@ -83,7 +86,8 @@ class DirectoryStore : public ObjectStore {
 
   std::vector<StoredObject> list(const std::string& prefix) override {
     std::vector<StoredObject> objects;
-    collect("", prefix, objects);
+    std::set<std::string> seen;
+    collect("", prefix, seen, objects);
     std::sort(objects.begin(), objects.end(),
               [](const StoredObject& a, const StoredObject& b) { return a.key < b.key; });
     return objects;
@@ -144,15 +148,17 @@ class DirectoryStore : public ObjectStore {
     }
   }
 
-  void collect(const std::string& below, const std::string& prefix, std::vector<StoredObject>& objects) {
+  /// Each directory once, though links lead there again, perhaps in a circle. `seen`: where all of them really are.
+  void collect(const std::string& below, const std::string& prefix, std::set<std::string>& seen,
+               std::vector<StoredObject>& objects) {
     const std::string directory = below.empty() ? root_ : root_ + "/" + below;
-    if (!fs_.is_directory(directory)) return;
+    if (!fs_.is_directory(directory) || !seen.insert(fs_.resolved(directory)).second) return;
     for (const std::string& name : fs_.list(directory)) {
       const std::string key = below.empty() ? name : below + "/" + name;
       if (!is_object_key(key)) continue;  // Not from here: "lost+found".
       if (!key.starts_with(prefix) && !prefix.starts_with(key + "/")) continue;
       if (fs_.is_directory(root_ + "/" + key)) {
-        collect(key, prefix, objects);
+        collect(key, prefix, seen, objects);
       } else if (const auto object = describe(key)) {
         objects.push_back(*object);
       }

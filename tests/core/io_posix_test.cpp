@@ -131,6 +131,43 @@ TEST_F(PosixFileSystem, TellsLinksFromWhatTheyLeadTo) {
   EXPECT_EQ(fs.names(directory / "d/f"), 2U);
 }
 
+TEST_F(PosixFileSystem, NamesALinkThatLeadsNowhere) {
+  std::filesystem::create_symlink("nowhere", directory / "link");
+  std::filesystem::create_symlink("circle", directory / "circle");
+  for (const char* name : {"link", "circle"}) {
+    EXPECT_FALSE(fs.exists(directory / name)) << name;
+    EXPECT_FALSE(fs.is_directory(directory / name)) << name;
+    expect_error(ErrorCode::kUsage, [&] { settled_path(fs, directory / name); }, {name, "is a link"});
+  }
+  expect_error(ErrorCode::kIo, [&] { fs.open(directory / "link", OpenMode::kRead); }, {"/link", "a link to 'nowhere'"});
+  expect_error(ErrorCode::kIo, [&] { fs.map(directory / "circle"); }, {"/circle", "links"});
+}
+
+TEST_F(PosixFileSystem, AFileAndALinkGetAnotherName) {
+  write("f", "abc");
+  std::filesystem::create_symlink("nowhere", directory / "link");
+  for (const char* name : {"f", "link"}) {
+    const std::string to = directory / (std::string("of_") + name);
+    EXPECT_TRUE(fs.link(directory / name, to));
+    EXPECT_EQ(fs.is_link(to), std::string(name) == "link");
+    expect_error(ErrorCode::kIo, [&] { fs.link(directory / name, to); }, {name, "link as", "exists"});
+  }
+  EXPECT_EQ(fs.names(directory / "f"), 2U);
+  EXPECT_FALSE(fs.link(directory.path(), directory / "d")) << "a directory has one name";
+}
+
+TEST_F(PosixFileSystem, ADirectoryHasOnePathWhateverLeadsThere) {
+  fs.make_directory(directory / "d");
+  std::filesystem::create_symlink("d", directory / "link");
+  for (const char* name : {"d", "d/", "d/.", "link", "link/", "link/.", "d/../link"}) {
+    EXPECT_EQ(settled_path(fs, directory / name), fs.resolved(directory / "d")) << name;
+  }
+  write("f", "abc");
+  std::filesystem::create_symlink("f", directory / "to_f");
+  EXPECT_EQ(settled_path(fs, directory / "to_f"), directory / "to_f");
+  EXPECT_EQ(settled_path(fs, directory / "none/"), directory / "none");
+}
+
 TEST_F(PosixFileSystem, ATreeIsRemovedWithItsLinksAndNothingBehindThem) {
   fs.make_directory(directory / "kept");
   write("kept/f", "abc");

@@ -38,6 +38,10 @@ class KillingFileSystem : public FileSystem {
   std::unique_ptr<FileMapping> map(const std::string& path) override { return step(), inner_.map(path); }
   bool exists(const std::string& path) override { return step(), inner_.exists(path); }
   bool is_directory(const std::string& path) override { return step(), inner_.is_directory(path); }
+  bool is_link(const std::string& path) override { return step(), inner_.is_link(path); }
+  std::uint64_t names(const std::string& path) override { return step(), inner_.names(path); }
+  std::string resolved(const std::string& path) override { return step(), inner_.resolved(path); }
+  bool link(const std::string& from, const std::string& to) override { return step(), inner_.link(from, to); }
   void make_directory(const std::string& path) override { step(), inner_.make_directory(path); }
   bool is_private(const std::string& path) override { return inner_.is_private(path); }
   std::vector<std::string> list(const std::string& path) override { return step(), inner_.list(path); }

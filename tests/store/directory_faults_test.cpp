@@ -113,6 +113,7 @@ TEST(DirectoryStoreFaults, EveryFailedReadIsAClearError) {
       FaultFileSystem fs;
       fs.put_file(kPath, kNew);
       const auto store = open_directory_store(fs, "log");
+      fs.reset_log();
       fs.fail_at(at, EIO);
       const std::string words = words_of([&] { reads[i](*store); });
       if (fs.operations() <= at) break;

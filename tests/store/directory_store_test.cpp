@@ -40,6 +40,28 @@ TEST(DirectoryStore, HasNothingWhereThereIsNoDirectory) {
   EXPECT_FALSE(FileSystem::posix().exists(directory / "none"));
 }
 
+TEST(DirectoryStore, ListsEachDirectoryOnceThoughLinksGoRoundInACircle) {
+  const TemporaryDirectory directory;
+  const auto store = open_directory_store(FileSystem::posix(), directory.path());
+  store->put("deltas/1", bytes_of_text("x"));
+  store->put("commits/1", bytes_of_text("y"));
+  for (const auto& [target, link] : {std::pair("..", "deltas/up"), {".", "round"}, {"itself", "itself"}}) {
+    ASSERT_EQ(::symlink(target, (directory / link).c_str()), 0);
+  }
+  std::vector<std::string> keys;
+  for (const StoredObject& object : store->list("")) keys.push_back(object.key);
+  EXPECT_EQ(keys, (std::vector<std::string>{"commits/1", "deltas/1"}));
+}
+
+TEST(DirectoryStore, IsNoFileAndNoLinkToNothing) {
+  const TemporaryDirectory directory;
+  FileSystem& fs = FileSystem::posix();
+  fs.open(directory / "file", OpenMode::kCreate);
+  ASSERT_EQ(::symlink("nothing", (directory / "link").c_str()), 0);
+  expect_error(ErrorCode::kUsage, [&] { open_directory_store(fs, directory / "file"); }, {"/file", "no directory"});
+  expect_error(ErrorCode::kUsage, [&] { open_directory_store(fs, directory / "link"); }, {"/link", "is a link"});
+}
+
 TEST(DirectoryStore, TakesADirectoryForNoObject) {
   const TemporaryDirectory directory;
   const auto store = open_directory_store(FileSystem::posix(), directory.path());

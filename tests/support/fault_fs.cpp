@@ -370,6 +370,16 @@ bool FaultFileSystem::rename_exclusive(const std::string& from, const std::strin
   });
 }
 
+bool FaultFileSystem::link(const std::string& from, const std::string& to) {
+  return perform({"link", from, 0, 0, to}, [&] {
+    const std::shared_ptr<FaultInode> inode = find_file("link", from);
+    require_parent("link", to);
+    if (is_known_directory(to) || names_.count(to) != 0) fail("link", to, EEXIST);
+    change_names({{}, to, inode});
+    return true;
+  });
+}
+
 std::chrono::system_clock::time_point FaultFileSystem::modified(const std::string& path) {
   return perform({"modified", path, 0, 0, {}}, [&] {
     const auto since_start = find_file("modified", path)->modified.time_since_epoch();

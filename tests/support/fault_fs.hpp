@@ -98,6 +98,7 @@ class FaultFileSystem : public FileSystem {
   std::unique_ptr<FileMapping> map(const std::string& path) override;
   bool exists(const std::string& path) override;
   bool is_directory(const std::string& path) override;
+  bool link(const std::string& from, const std::string& to) override;
   void make_directory(const std::string& path) override;
   bool is_private(const std::string& path) override;
   std::vector<std::string> list(const std::string& path) override;

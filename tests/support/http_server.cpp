@@ -144,7 +144,12 @@ bool HttpServer::answer(int connection, const HttpQuestion& question) {
     reply = handler_(question);
   }
   if (reply.bytes.empty() || !send_all(connection, reply.bytes)) return false;
-  while (!reply.again.empty() && send_all(connection, reply.again)) {
+  while (!reply.again.empty()) {
+    if (reply.pause.count() > 0) {
+      std::unique_lock lock(mutex_);
+      if (stopped_.wait_for(lock, reply.pause, [this] { return stopping_; })) return false;
+    }
+    if (!send_all(connection, reply.again)) break;
   }
   if (reply.stall) {
     std::unique_lock lock(mutex_);

@@ -30,10 +30,11 @@ struct HttpQuestion {
 };
 
 struct HttpReply {
-  std::string bytes;   ///< Head and body as they stand; empty: the connection is closed without a word.
-  bool close = false;  ///< After the bytes.
-  bool stall = false;  ///< After the bytes nothing more comes, and the connection stays.
-  std::string again;   ///< Is sent without an end after the bytes.
+  std::string bytes;                   ///< Head and body as they stand; empty: the connection is closed without a word.
+  bool close = false;                  ///< After the bytes.
+  bool stall = false;                  ///< After the bytes nothing more comes, and the connection stays.
+  std::string again;                   ///< Is sent without an end after the bytes.
+  std::chrono::milliseconds pause{0};  ///< Before each of these.
 };
 
 /// "HTTP/1.1 STATUS ..." with its length; `headers` as "Name: value\r\n".

@@ -13,7 +13,7 @@
 namespace sparsecast::tools {
 
 CheckpointLock::CheckpointLock(const std::string& checkpoint)
-    : descriptor_(::open(checkpoint.c_str(), O_RDONLY | O_CLOEXEC)) {
+    : descriptor_(::open(checkpoint.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   if (descriptor_ < 0) throw Error(ErrorCode::kIo, std::string("open: ") + std::strerror(errno), checkpoint);
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
   const int reason = errno;

@@ -79,6 +79,7 @@ int run_init(Console& console, const InitFlags& flags) {
   if (commit) {
     commit = require_own(*commit, PublisherState::load(console.fs, state_path), flags, first, log.store->location());
   } else {
+    PublisherState::load(console.fs, state_path);  // Refuses a file that is something else.
     state.save(console.fs, state_path);
     commit = writer.create({stream, flags.version, first.table, first.digest, {}, flags.label});
   }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "core/file_tree.hpp"
 #include "sparsecast/error.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/report.hpp"
@@ -67,7 +68,8 @@ int run_keys(Console& console, const KeysFlags& flags) {
     if (keys.empty()) throw Error(ErrorCode::kUsage, "the last key cannot be removed", log.store->location());
     const std::string state_path = publisher_state_path(console.fs, flags.log.location, "here");
     Leader leader(console, log, flags.lead, state_path, {}, head);
-    auto table = std::make_shared<TensorTable>(read_log_table(console.fs, log, head, state_path + ".scd"));
+    const std::string scratch = temporary_name(console.fs, state_path);
+    auto table = std::make_shared<TensorTable>(read_log_table(console.fs, log, head, scratch));
     leader.lead(std::move(table), head.digest);
     head = leader.writer().set_keys(keys, flags.label);
   }

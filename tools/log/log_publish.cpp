@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "checkpoint/checkpoint_apply.hpp"
+#include "core/file_tree.hpp"
 #include "sparsecast/publisher.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/progress.hpp"
@@ -69,7 +70,7 @@ struct ScratchDelta {
     try {
       if (fs.exists(path)) fs.remove(path);
     } catch (const Error&) {
-      // The next publication overwrites it.
+      // It stays; its name says that it is temporary.
     }
   }
 };
@@ -157,7 +158,7 @@ void PublishRun::publish_difference() {
   Checkpoint base = Checkpoint::open(console_.fs, weights_);
   flags_.dtypes.declare(base);
   const StateDigest digest = digest_of(base);
-  const ScratchDelta scratch{console_.fs, leader_->state_path() + ".scd"};
+  const ScratchDelta scratch{console_.fs, temporary_name(console_.fs, leader_->state_path())};
   if (!(digest == head_.digest)) {
     if (head_.kind == CommitKind::kDelta && digest == head_.base_digest && !flags_.target.empty()) {
       LogCommit before = head_;

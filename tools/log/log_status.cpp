@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "core/file_tree.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/page.hpp"
 #include "tools/common/progress.hpp"
@@ -26,7 +27,7 @@ int run_status(Console& console, const StatusFlags& flags) {
   const LogSurvey survey = survey_log(log, flags.versions);
   if (!flags.html.empty()) {
     ProgressBar bar(console);
-    const TemporaryDirectory scratch(console.fs, flags.html + ".scratch");
+    const TemporaryDirectory scratch(console.fs, temporary_name(console.fs, flags.html));
     const LayerHeat heat = survey_layers(console.fs, log, survey, scratch.path(), bar.callback());
     write_page(console.fs, flags.html, status_html(survey, heat));
   }

@@ -95,11 +95,27 @@ class HttpCaller:
 
         hide   secrets in the request, which servers may repeat in their errors.
         """
+        status, body = await self.exchange(method, path, step=step, timeout=timeout, json=json, params=params)
+        if status >= 300:
+            raise self._error(method, path, step, status, _without(body, [*hide, self.endpoint.token]))
+        return Answer(self.endpoint.name, step, status, body)
+
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        step: str,
+        timeout: float,
+        json: Mapping[str, Any] | None = None,
+        params: Sequence[tuple[str, str]] = (),
+    ) -> tuple[int, bytes]:
+        """As `call`, but returns an answer of any status: (status, body)."""
         name = self.endpoint.name
         if timeout <= 0:
             raise EndpointError(name, step, f"no time was left for {method} {path}", code="timeout")
         try:
-            status, body = await asyncio.wait_for(self._exchange(method, path, json, params, timeout, step), timeout)
+            return await asyncio.wait_for(self._exchange(method, path, json, params, timeout, step), timeout)
         except (asyncio.TimeoutError, TimeoutError, httpx.TimeoutException):
             message = f"{method} {self.endpoint.url}{path} was not answered within {timeout:.4g} s"
             message += _timeout_hint(self.endpoint.kind, path)
@@ -107,9 +123,6 @@ class HttpCaller:
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             reason = str(error) or type(error).__name__
             raise EndpointError(name, step, f"{method} {self.endpoint.url}{path}: {reason}", code="io") from error
-        if status >= 300:
-            raise self._error(method, path, step, status, _without(body, [*hide, self.endpoint.token]))
-        return Answer(name, step, status, body)
 
     async def _exchange(
         self,

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
-
 from sparsecast.control import Endpoint
+from sparsecast.control.errors import EndpointError
+from sparsecast.control.http import HttpCaller
+from sparsecast.control.loop import LoopThread
 from sparsecast.errors import DeadlineError, PeerFailedError, UnsupportedError, UsageError
 
 _POLL_SECONDS = 0.5
@@ -60,9 +62,9 @@ def look_at(endpoint: Endpoint, wait_seconds: float) -> VllmServer:
     Raises DeadlineError if it does not answer, UsageError if it was started without development mode or without our
     backend, UnsupportedError for one with LoRA adapters.
     """
-    with _client(endpoint) as client:
-        _wait_for(client, endpoint.url, wait_seconds, _START)
-        config = _config(client, endpoint.url, _START)
+    with _Server(endpoint) as server:
+        server.wait(wait_seconds, _START)
+        config = server.config(_START)
         backend = (config.get("weight_transfer_config") or {}).get("backend")
         if backend != "sparsecast":
             has = f"the weight-transfer backend '{backend}'" if backend else "no weight-transfer backend"
@@ -73,8 +75,8 @@ def look_at(endpoint: Endpoint, wait_seconds: float) -> VllmServer:
                 "enable(adapter=ServedAdapter(...)) to have the adapter sent as it is, or start it without "
                 "--enable-lora to have it merged into the weights"
             )
-        world_size = _json(client, "/get_world_size", endpoint.url).get("world_size")
-        version = _json(client, "/weight_info", endpoint.url).get("weight_version")
+        world_size = server.object("/get_world_size").get("world_size")
+        version = server.object("/weight_info").get("weight_version")
     dtype = str((config.get("model_config") or {}).get("dtype", "")).removeprefix("torch.")
     if not isinstance(world_size, int) or not dtype:
         raise PeerFailedError(f"the server at {endpoint.url} does not say its world size and dtype: is it vLLM?")
@@ -99,14 +101,14 @@ def look_at_lora(endpoint: Endpoint, wait_seconds: float) -> LoraServer:
     Raises DeadlineError if it does not answer, UsageError if it was started without development mode, --enable-lora or
     leave to load adapters, UnsupportedError for data parallelism.
     """
-    with _client(endpoint) as client:
-        _wait_for(client, endpoint.url, wait_seconds, _START_LORA)
-        config = _config(client, endpoint.url, _START_LORA)
+    with _Server(endpoint) as server:
+        server.wait(wait_seconds, _START_LORA)
+        config = server.config(_START_LORA)
         lora = config.get("lora_config")
         if not lora:
             raise UsageError(f"the vLLM server at {endpoint.url} takes no adapters: start it with {_START_LORA}")
         # There is no GET of this route: 405 says that it is there.
-        if _get(client, "/v1/load_lora_adapter", endpoint.url).status_code == 404:
+        if server.get("/v1/load_lora_adapter")[0] == 404:
             raise UsageError(
                 f"the vLLM server at {endpoint.url} was started without VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, which "
                 f"opens the routes for adapters: start it with {_START_LORA}"
@@ -123,55 +125,67 @@ def look_at_lora(endpoint: Endpoint, wait_seconds: float) -> LoraServer:
     return LoraServer(endpoint.url, rank, known[0])
 
 
-def _client(endpoint: Endpoint) -> httpx.Client:
-    headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
-    return httpx.Client(base_url=endpoint.url, headers=headers, timeout=_CALL_SECONDS, trust_env=False)
+class _Server:
+    """Blocking calls to a server, each with one deadline and a bound for its whole answer."""
 
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.url = endpoint.url
+        self._caller = HttpCaller(endpoint)
+        self._loop = LoopThread("sparsecast-vllm-server")
 
-def _wait_for(client: httpx.Client, url: str, wait_seconds: float, start: str) -> None:
-    until = time.monotonic() + wait_seconds
-    while True:
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.run(self._caller.close())
+        self._loop.close()
+
+    def get(self, path: str, timeout: float | None = None, **query: str) -> tuple[int, bytes]:
+        """Returns status and body. Raises PeerFailedError (`EndpointError`) without an answer in time."""
+        seconds = _CALL_SECONDS if timeout is None else timeout
+        call = self._caller.exchange("GET", path, step="look", timeout=seconds, params=list(query.items()))
+        return self._loop.run(call)
+
+    def object(self, path: str, timeout: float | None = None, **query: str) -> dict[str, Any]:
+        """Returns the JSON object that it answers with status 200. Raises PeerFailedError for anything else."""
+        return self._parsed(path, *self.get(path, timeout, **query))
+
+    def config(self, start: str) -> dict[str, Any]:
+        """Returns `vllm_config` of /server_info."""
+        status, body = self.get("/server_info", _INFO_SECONDS, config_format="json")
+        if status == 404:
+            raise UsageError(
+                f"the vLLM server at {self.url} was started without VLLM_SERVER_DEV_MODE=1, which opens the routes for "
+                f"weights: start it with {start}"
+            )
+        config = self._parsed("/server_info", status, body).get("vllm_config")
+        if not isinstance(config, dict):
+            raise PeerFailedError(f"/server_info of {self.url} has no vllm_config: is it a vLLM server?")
+        return config
+
+    def wait(self, wait_seconds: float, start: str) -> None:
+        """Waits until it says that it is healthy. Raises DeadlineError."""
+        until = time.monotonic() + wait_seconds
+        while True:
+            try:
+                status, _ = self.get("/health")
+                if status == 200:
+                    return
+                last = f"/health answers {status}"
+            except EndpointError as error:
+                last = error.message
+            if time.monotonic() >= until:
+                raise DeadlineError(
+                    f"no vLLM server answers at {self.url} ({last}): start it with {start}, or mend the URL"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _parsed(self, path: str, status: int, body: bytes) -> dict[str, Any]:
         try:
-            status = client.get("/health").status_code
-            if status == 200:
-                return
-            last = f"/health answers {status}"
-        except httpx.HTTPError as error:
-            last = str(error) or type(error).__name__
-        if time.monotonic() >= until:
-            raise DeadlineError(f"no vLLM server answers at {url} ({last}): start it with {start}, or mend the URL")
-        time.sleep(_POLL_SECONDS)
-
-
-def _config(client: httpx.Client, url: str, start: str) -> dict[str, Any]:
-    found = _get(client, "/server_info", url, _INFO_SECONDS, config_format="json")
-    if found.status_code == 404:
-        raise UsageError(
-            f"the vLLM server at {url} was started without VLLM_SERVER_DEV_MODE=1, which opens the routes for weights: "
-            f"start it with {start}"
-        )
-    config = _object(found, url).get("vllm_config")
-    if not isinstance(config, dict):
-        raise PeerFailedError(f"/server_info of {url} has no vllm_config: is it a vLLM server?")
-    return config
-
-
-def _json(client: httpx.Client, path: str, url: str) -> dict[str, Any]:
-    return _object(_get(client, path, url), url)
-
-
-def _get(client: httpx.Client, path: str, url: str, timeout: float | None = None, **query: str) -> httpx.Response:
-    try:
-        return client.get(path, params=query, timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout)
-    except httpx.HTTPError as error:
-        raise PeerFailedError(f"{url}{path}: {error or type(error).__name__}") from None
-
-
-def _object(answer: httpx.Response, url: str) -> dict[str, Any]:
-    try:
-        value = answer.json() if answer.status_code == 200 else None
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise PeerFailedError(f"{answer.request.url} answers {answer.status_code} {answer.text[:200]!r}")
-    return value
+            value = json.loads(body) if status == 200 else None
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            shown = body[:200].decode("utf-8", "replace")
+            raise PeerFailedError(f"{self.url}{path} answers {status} {shown!r}")
+        return value

@@ -154,7 +154,7 @@ void S3Client::fail(const S3Request& request, const S3Verdict& verdict, const st
                                      retry.attempts(), retry.attempts() == 1 ? "" : "s", retry.elapsed().count());
   // The deadline may cut off the last attempt, which then says nothing of the cause.
   if (!before.empty() && before != verdict.sentence) sentence += "; before that: " + before;
-  throw Error(verdict.code, sentence, name_of(request.key));
+  throw Error(verdict.code, sentence, name_of(request.key.empty() ? request.prefix : request.key));
 }
 
 std::string percent_encoded(std::string_view text) {

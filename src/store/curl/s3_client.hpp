@@ -43,6 +43,7 @@ struct S3Request {
   std::string method = "GET";
   std::string key;                   ///< In the store; "" for the bucket itself.
   std::string query;                 ///< Query as it is signed: sorted, percent-encoded, every name with its '='.
+  std::string prefix;                ///< Of a listing, which has no key: what its errors name.
   std::vector<std::string> headers;  ///< "name: value"
   ConstBytes body;
   /// Replaces S3Options::deadline when it comes earlier. Cleaning up uses it, which must not keep an error waiting.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <mutex>
 
 #include "core/parallel.hpp"
@@ -22,7 +23,10 @@ namespace {
 /// Names a call that creates an object, in the object's metadata, so that it knows its own again.
 constexpr const char* kCreatorHeader = "x-amz-meta-sparsecast-creator";
 constexpr int kProbeWriters = 3;
+// Bounds of a listing, whose end the server decides: pages, those in a row without a new key, and bytes of all keys.
 constexpr int kMaxPages = 10'000;
+constexpr int kMaxIdlePages = 16;
+constexpr std::uint64_t kMaxListedBytes = std::uint64_t{256} << 20;
 
 std::string random_name() { return to_hex(random_hash()); }
 
@@ -73,20 +77,25 @@ class S3Store : public ObjectStore {
   }
 
   std::vector<StoredObject> list(const std::string& prefix) override {
-    std::vector<StoredObject> objects;
+    const std::string name = client_.name_of(prefix);
+    std::map<std::string, StoredObject>
+        found;  // Under the keys of the bucket; in whatever order they come, even twice.
     std::string token;
-    for (int page = 0; page < kMaxPages; ++page) {
-      S3Listing listing = list_page(prefix, token);
-      for (S3Listing::ListedObject& entry : listing.entries) add_entry(entry, prefix, objects);
-      if (listing.next.empty()) {
-        std::sort(objects.begin(), objects.end(),
-                  [](const StoredObject& a, const StoredObject& b) { return a.key < b.key; });
-        return objects;
+    std::uint64_t bytes = 0;
+    int idle = 0;
+    for (int page = 0; page < kMaxPages && bytes <= kMaxListedBytes; ++page) {
+      const S3Listing listing = list_page(prefix, token);
+      const std::size_t before = found.size();
+      for (const S3Listing::ListedObject& entry : listing.entries) {
+        bytes += entry.key.size();
+        add_entry(entry, prefix, found);
       }
-      if (listing.next == token) refuse_answer(location(), "a listing that does not go on");
+      if (listing.next.empty()) return objects_of(std::move(found));
+      idle = found.size() == before ? idle + 1 : 0;
+      if (listing.next == token || idle > kMaxIdlePages) refuse_answer(name, "a listing that does not go on");
       token = listing.next;
     }
-    refuse_answer(location(), "a listing without an end");
+    refuse_answer(name, "a listing without an end");
   }
 
   void remove(const std::string& key) override {
@@ -165,22 +174,31 @@ class S3Store : public ObjectStore {
 
   S3Listing list_page(const std::string& prefix, const std::string& token) {
     S3Request request;
+    request.prefix = prefix;
     if (!token.empty()) request.query = "continuation-token=" + percent_encoded(token) + "&";
     request.query += "list-type=2&max-keys=1000&prefix=" + percent_encoded(client_.address().key_prefix + prefix);
     const HttpAnswer answer = client_.call(request);
     try {
       return parse_s3_listing(answer.text);
     } catch (const Error& error) {
-      refuse_answer(location(), error.message());
+      refuse_answer(client_.name_of(prefix), error.message());
     }
   }
 
-  void add_entry(S3Listing::ListedObject& entry, const std::string& prefix, std::vector<StoredObject>& objects) const {
+  void add_entry(const S3Listing::ListedObject& entry, const std::string& prefix,
+                 std::map<std::string, StoredObject>& found) const {
     const std::string& root = client_.address().key_prefix;
-    if (!entry.key.starts_with(root + prefix)) refuse_answer(location(), "a listing of other keys");
-    std::string key = entry.key.substr(root.size());
-    // Not from here, as "directories" that a web console makes.
-    if (is_object_key(key)) objects.push_back({std::move(key), entry.bytes, entry.modified});
+    if (!entry.key.starts_with(root + prefix)) refuse_answer(client_.name_of(prefix), "a listing of other keys");
+    found.try_emplace(entry.key, StoredObject{entry.key.substr(root.size()), entry.bytes, entry.modified});
+  }
+
+  /// Sorted by key, without what is not from here, as "directories" that a web console makes.
+  static std::vector<StoredObject> objects_of(std::map<std::string, StoredObject>&& found) {
+    std::vector<StoredObject> objects;
+    for (auto& [key, object] : found) {
+      if (is_object_key(object.key)) objects.push_back(std::move(object));
+    }
+    return objects;
   }
 
   S3Client client_;

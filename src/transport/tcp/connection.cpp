@@ -127,7 +127,10 @@ void Connection::linger(Deadline deadline) noexcept {
   try {
     shutdown(socket_.descriptor(), SHUT_WR);
     std::array<std::byte, kReadBytes> part;
-    while (!closed_ && socket_.wait(POLLIN, deadline)) socket_.receive_some(part, closed_);
+    // A peer that never stops sending would always be ready.
+    while (!closed_ && std::chrono::steady_clock::now() < deadline && socket_.wait(POLLIN, deadline)) {
+      socket_.receive_some(part, closed_);
+    }
   } catch (const Error&) {
   }
 }

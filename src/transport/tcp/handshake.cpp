@@ -68,7 +68,10 @@ void Acceptor::turn_away(const PendingConnection& pending, const std::string& wh
 }
 
 void Acceptor::accept_all() {
-  while (std::optional<Socket> socket = accept_one(listener_)) {
+  // Not more at once than are kept: who connects without an end must not keep this end from the rest of its work.
+  for (std::size_t i = 0; i < most_pending_; ++i) {
+    std::optional<Socket> socket = accept_one(listener_);
+    if (!socket) return;
     if (pending_.size() == most_pending_) {
       turn_away(pending_.front(), "made way for newer connections before it had proved anything");
       pending_.pop_front();
