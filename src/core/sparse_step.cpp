@@ -91,7 +91,8 @@ SparseStep SparseStep::open(FileSystem& fs, const std::string& path, const Tenso
       if (!tensor) throw Error(ErrorCode::kTableMismatch, "the base has no such tensor", where);
       const TensorSpec& spec = base[*tensor];
       const std::optional<TensorSpec> pairs = as_pairs(values.spec, spec.dtype);
-      if (values.spec.dtype != spec.dtype && !(pairs && pairs->shape == values.spec.shape)) {
+      const bool in_bytes = is_fp6(spec.dtype) && values.spec.dtype == DType::kU8;
+      if (values.spec.dtype != spec.dtype && !in_bytes && !(pairs && pairs->shape == values.spec.shape)) {
         throw Error(ErrorCode::kTableMismatch,
                     fmt::format("values of {} for a tensor of {}", to_string(values.spec.dtype), to_string(spec.dtype)),
                     where);

@@ -169,7 +169,7 @@ TEST(Golden, TheGoodVectorsCoverEveryModeCodecAndDType) {
     most_frames = std::max(most_frames, delta.frames());
   });
   EXPECT_EQ(modes.size(), 16U);
-  EXPECT_EQ(dtypes.size(), 45U);
+  EXPECT_EQ(dtypes.size(), 69U);
   EXPECT_EQ(position_codecs.size(), 6U);
   EXPECT_EQ(formats.size(), 6U);
   EXPECT_GE(most_frames, 3U);

@@ -319,7 +319,7 @@ std::map<std::string, std::string> flush_metadata(const PackedFlush& flush, cons
       // The receiver's version before its first delta is "default".
       {"prev_version", header.base_version == 0 ? "default" : std::to_string(header.base_version)},
       {"current_version", std::to_string(header.version)}};
-  const bool hashable = flush.dtype != DType::kF8E4M3 && flush.dtype != DType::kF8E5M2 && flush.dtype != DType::kF8E8M0;
+  const bool hashable = flush.dtype != DType::kF8E4M3 && flush.dtype != DType::kF8E5M2 && !is_added(flush.dtype);
   if (hashable) metadata["checksum"] = flush.checksum();
   return metadata;
 }

@@ -27,7 +27,9 @@ void write_pairs(FileSystem& fs, const std::string& path, const std::vector<Tens
   const auto add_values = [&](std::size_t size) {
     for (const TensorPatch& patch : patches) {
       if (element_size(table[patch.tensor].dtype) != size) continue;
-      specs.push_back({table[patch.tensor].name + ".values", table[patch.tensor].dtype, {patch.count}});
+      const TensorSpec& spec = table[patch.tensor];
+      // The bytes of fp6 that changed are no numbers.
+      specs.push_back({spec.name + ".values", is_fp6(spec.dtype) ? DType::kU8 : spec.dtype, {patch.count}});
       contents.push_back(patch.values);
     }
   };
