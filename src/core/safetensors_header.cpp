@@ -392,6 +392,21 @@ SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> bytes, std
   return header;
 }
 
+SafetensorsHeader SafetensorsHeader::read(File& file) {
+  const std::uint64_t size = file.size();
+  std::vector<std::byte> bytes(std::min<std::uint64_t>(size, sizeof(std::uint64_t)));
+  file.read_at(0, bytes);
+  if (bytes.size() == sizeof(std::uint64_t)) {
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    if (length <= kMaxHeaderBytes && length <= size - sizeof(length)) {
+      bytes.resize(sizeof(length) + length);
+      file.read_at(sizeof(length), std::span(bytes).subspan(sizeof(length)));
+    }
+  }
+  return parse(bytes, size);
+}
+
 std::vector<std::byte> SafetensorsHeader::serialize(std::span<const TensorSpec> specs,
                                                     const std::map<std::string, std::string>& metadata) {
   check_writable(specs, metadata);

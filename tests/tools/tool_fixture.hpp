@@ -114,16 +114,12 @@ inline Model read_model(FileSystem& fs, const std::string& path) {
   Model model;
   for (std::size_t i = 0; i < checkpoint.table().size(); ++i) {
     model.specs.push_back(checkpoint.table()[i]);
-    const ConstBytes bytes = checkpoint.tensor(i);
-    model.tensors.emplace_back(bytes.begin(), bytes.end());
+    model.tensors.push_back(checkpoint.tensor(i));
   }
   return model;
 }
 
-inline Bytes read_bytes(FileSystem& fs, const std::string& path) {
-  const auto mapping = fs.map(path);
-  return {mapping->bytes().begin(), mapping->bytes().end()};
-}
+inline Bytes read_bytes(FileSystem& fs, const std::string& path) { return read_file(fs, path); }
 
 struct Outcome {
   int code;

@@ -362,7 +362,7 @@ def test_what_of_the_state_dict_is_not_sent_is_said(caplog: pytest.LogCaptureFix
     ("make", "words"),
     [
         (lambda: nn.Parameter(torch.ones(4, dtype=torch.complex128)), "complex128 are not carried"),
-        (lambda: torch.ones(4, dtype=torch.complex32), "complex32 are not carried"),
+        (lambda: torch.ones(4, dtype=torch.complex128), "complex128 are not carried"),
         (lambda: torch.eye(3).to_sparse(), "sparse_coo has no plain memory"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested has no plain memory"),
         (lambda: torch._neg_view(torch.ones(3)), "resolve_neg"),
