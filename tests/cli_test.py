@@ -400,6 +400,20 @@ class Links(Folder):
         self.assertEqual(sorted(path.name for path in target.iterdir()), ["config.json", "model.safetensors"])
         self.assertEqual(run_json("digest", target)["digest"], run_json("digest", self.real)["digest"])
 
+    def test_a_link_to_nothing_is_called_that(self):
+        link = self.path("dangling.safetensors")
+        link.symlink_to("blobs/gone")
+        for command in (
+            ["digest", link],
+            ["compare", self.real, link],
+            ["diff", self.real, link, "-o", self.path("new.scd")],
+            ["apply", link, self.delta, "--in-place"],
+            ["log", "init", self.path("log"), link],
+        ):
+            with self.subTest(command=command):
+                message = run(*command, expect=4).stderr
+                self.assertIn("dangling.safetensors: a link to 'blobs/gone', where nothing is", message)
+
     def test_a_file_with_other_names_is_not_changed_in_place(self):
         link, twin = self.path("link.safetensors"), self.path("twin.safetensors")
         link.symlink_to(self.real.name)

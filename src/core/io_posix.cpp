@@ -123,11 +123,19 @@ class PosixFile : public File {
   std::string path_;
 };
 
+/// Says of a link to nothing that it is one.
+[[noreturn]] void fail_open(const std::string& path, int error) {
+  std::error_code no_link;
+  const std::filesystem::path target = std::filesystem::read_symlink(path, no_link);
+  if (error != ENOENT || no_link) fail("open", path, error);
+  throw Error(ErrorCode::kIo, fmt::format("a link to '{}', where nothing is", target.string()), path);
+}
+
 /// Opens an existing file. A pipe, whose writer may never come, is not waited for: whatever is no regular file is
 /// Error{kIo}.
 int open_regular(const std::string& path, int flags) {
   const int descriptor = retry([&] { return ::open(path.c_str(), flags | O_NONBLOCK); });
-  if (descriptor < 0) fail("open", path, errno);
+  if (descriptor < 0) fail_open(path, errno);
   struct stat found {};
   const int error = ::fstat(descriptor, &found) != 0 ? errno : 0;
   if (error == 0 && S_ISREG(found.st_mode)) return descriptor;
