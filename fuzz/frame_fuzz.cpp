@@ -34,7 +34,11 @@ TensorTable fixed_table() {
                                              {"e", DType::kF8E4M3, {0}},
                                              {"f", DType::kI64, {50}},
                                              {"g", DType::kF4X2, {300}},
-                                             {"h", DType::kF8E8M0, {300}}});
+                                             {"h", DType::kF8E8M0, {300}},
+                                             {"i", DType::kU16, {300}},
+                                             {"j", DType::kU32, {300}},
+                                             {"k", DType::kC64, {300}},
+                                             {"l", DType::kF6E3M2, {300}}});
 }
 
 /// Returns the sum of the changes of the entries of an uncompressed body: the rules after this check are the

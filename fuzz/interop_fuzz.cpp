@@ -40,11 +40,14 @@ struct Base {
   Checkpoint checkpoint;
 };
 
-void decode(const Base& base, const std::function<void(WorkDirectory&, PatchStore&)>& read) {
+void decode(const Base& base, const std::function<void(PatchStore&)>& read) {
   WorkDirectory scratch(base.fs, base.path);
   PatchStore store(base.checkpoint.table(), scratch);
-  read(scratch, store);
-  for (const TensorPatch& patch : store.patches()) {
+  read(store);
+  const TensorPatches patches = store.patches();
+  Bytes room;
+  for (std::size_t n = 0; n < patches.heads.size(); ++n) {
+    const TensorPatch patch = patches.read(n, room);
     require(patch.tensor < base.checkpoint.table().size() && patch.count > 0);
     require(patch.indices.size() == patch.count * 4);
     require(patch.values.size() == patch.count * element_size(base.checkpoint.table()[patch.tensor].dtype));
@@ -66,14 +69,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         break;
       case 1:
       case 2:
-        decode(base, [&](WorkDirectory&, PatchStore& store) {
+        decode(base, [&](PatchStore& store) {
           slime::decode_tensor(bytes, data[0] % 4 == 1 ? "xor" : "overwrite", tensor, base.checkpoint, store.sink());
         });
         break;
       default:
-        decode(base, [&](WorkDirectory& scratch, PatchStore& store) {
-          packed::read_flush(bytes, "input", base.checkpoint.table(), scratch, store.sink());
-        });
+        decode(base,
+               [&](PatchStore& store) { packed::read_flush(bytes, "input", base.checkpoint.table(), store.sink()); });
     }
   } catch (const Error& error) {
     require(error.code() == ErrorCode::kCorrupt || error.code() == ErrorCode::kUnsupported ||

@@ -7,6 +7,7 @@
 What the files should hold is computed here, with numpy, from the format of safetensors alone.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -399,6 +400,20 @@ class Links(Folder):
         self.assertEqual(sorted(path.name for path in target.iterdir()), ["config.json", "model.safetensors"])
         self.assertEqual(run_json("digest", target)["digest"], run_json("digest", self.real)["digest"])
 
+    def test_a_link_to_nothing_is_called_that(self):
+        link = self.path("dangling.safetensors")
+        link.symlink_to("blobs/gone")
+        for command in (
+            ["digest", link],
+            ["compare", self.real, link],
+            ["diff", self.real, link, "-o", self.path("new.scd")],
+            ["apply", link, self.delta, "--in-place"],
+            ["log", "init", self.path("log"), link],
+        ):
+            with self.subTest(command=command):
+                message = run(*command, expect=4).stderr
+                self.assertIn("dangling.safetensors: a link to 'blobs/gone', where nothing is", message)
+
     def test_a_file_with_other_names_is_not_changed_in_place(self):
         link, twin = self.path("link.safetensors"), self.path("twin.safetensors")
         link.symlink_to(self.real.name)
@@ -454,6 +469,81 @@ class Plans(Folder):
             self.assertTrue(picture.find(f"{svg}title").text)
             self.assertTrue(picture.find(f"{svg}desc").text)
         self.assertEqual([e for e in tree.iter() if e.get("src") or e.get("href")], [])
+
+
+# Of every dtype of safetensors: the bytes of an element, or of F4 and F6 those of which shapes count more numbers.
+ELEMENT_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
+    **dict.fromkeys(("F4", "F6_E2M3", "F6_E3M2"), 1),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
+}
+BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+
+def tensors_of_every_dtype(chance):
+    """Name -> (dtype, shape, bytes), random, in rows of a multiple of four numbers."""
+    tensors = {}
+    for dtype, size in ELEMENT_BYTES.items():
+        shape = [chance.randrange(1, 40), 4 * chance.randrange(1, 200)]
+        data = chance.randbytes(shape[0] * shape[1] * BITS.get(dtype, 8 * size) // 8)
+        tensors[dtype.lower()] = (dtype, shape, data)
+    return tensors
+
+
+def with_changes(tensors, chance):
+    """Other tensors, of random densities, and how many elements differ."""
+    result, count = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        words = np.frombuffer(data, f"<u{ELEMENT_BYTES[dtype]}").copy()
+        density = 10 ** chance.uniform(-3.5, 0)
+        for i in range(len(words)):
+            if chance.random() < density:
+                words[i] ^= words.dtype.type(chance.getrandbits(8 * words.itemsize) or 1)
+                count += 1
+        result[name] = (dtype, shape, words.tobytes())
+    return result, count
+
+
+class Dtypes(Folder):
+    """Every dtype of safetensors, whose bits are moved."""
+
+    def setUp(self):
+        super().setUp()
+        self.seed = int(os.environ.get("SPARSECAST_SEED", random.SystemRandom().getrandbits(32)))
+        self.addCleanup(print, f"SPARSECAST_SEED={self.seed}", file=sys.stderr)
+        self.chance = random.Random(self.seed)
+
+    def test_every_dtype_goes_through_a_delta(self):
+        base, new, delta, out = map(self.path, ("base.safetensors", "new.safetensors", "d.scd", "out.safetensors"))
+        before = tensors_of_every_dtype(self.chance)
+        after, changed = with_changes(before, self.chance)
+        write_safetensors(base, before, {"format": "pt"})
+        write_safetensors(new, after, {"format": "pt"})
+        for positions, values in itertools.product(("auto", "packed", "bitmap", "context"), ("ulp", "xor", "raw")):
+            if positions == "context" and values != "ulp":
+                continue
+            with self.subTest(positions=positions, values=values, seed=self.seed):
+                options = ["--positions", positions, "--values", values]
+                self.assertEqual(run_json("diff", base, new, "-o", delta, *options)["changed"], changed)
+                self.assertEqual(run_json("inspect", delta)["changed"], changed)
+                run("apply", base, delta, "-o", out, "--force")
+                self.assertEqual(out.read_bytes(), new.read_bytes())
+                shutil.copy(base, out)
+                run("apply", out, delta, "--in-place")
+                self.assertEqual(out.read_bytes(), new.read_bytes())
+        self.assertEqual(run_json("digest", out)["digest"], run_json("digest", new)["digest"])
+        differences = json.loads(run("compare", base, new, "--json", expect=1).stdout)
+        self.assertEqual(differences["differing_elements"], changed)
+
+    def test_tensors_that_share_bytes_with_others_of_their_rows_are_refused_by_name(self):
+        path = self.path("odd.safetensors")
+        for dtype, shape in (("F4", [2, 3]), ("F6_E2M3", [2, 2]), ("F6_E3M2", [2, 6])):
+            write_safetensors(path, {"w": (dtype, shape, bytes(shape[0] * shape[1] * BITS[dtype] // 8))})
+            message = run("digest", path, expect=3).stderr
+            for word in ("odd.safetensors", "'w'", dtype, "multiple of"):
+                self.assertIn(word, message)
 
 
 class Errors(Folder):

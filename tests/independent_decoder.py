@@ -26,8 +26,6 @@ import numpy as np
 from independent_blocks import (
     CONTEXT,
     DTYPES,
-    F4X2,
-    F8_E8M0,
     I4X2,
     POSITION_NAMES,
     ULP,
@@ -237,7 +235,7 @@ def read_delta(data: bytes) -> Delta:
     table = unpack_stored(read_stored(TABLE, records[1], stored_bytes, checksum), flags == 1, raw_bytes)
     require_hash(h128(table_hash), xxh3_128(table), "the table's hash")
     delta = Delta(version, base_version, h128(base_digest), 0, minor, values, capacity, 0, read_tensors(table))
-    added = any(t.dtype in (I4X2, F4X2, F8_E8M0) for t in delta.tensors)
+    added = any(t.dtype >= I4X2 for t in delta.tensors)
     require((minor == 3) == added, "format_minor is not that of the dtypes")
     require(count == tensors == len(delta.tensors), "tensors are not as many as announced")
     require(elements == sum(t.elements for t in delta.tensors), "elements are not as many as announced")
@@ -354,6 +352,8 @@ def read_safetensors(path: pathlib.Path) -> Checkpoint:
     for name, e in entries.items():
         if e["dtype"] == "F4":  # Counts numbers of 4 bits.
             declared[name], e["shape"][-1] = "F4X2", e["shape"][-1] // 2
+        if e["dtype"].startswith("F6_"):  # Counts numbers of 6 bits.
+            e["shape"][-1] = e["shape"][-1] * 3 // 4
         if name in declared and e["dtype"] == "I32":  # Words of four bytes.
             e["shape"].append(4)
         e["dtype"] = declared.get(name, e["dtype"])

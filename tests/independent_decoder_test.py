@@ -335,7 +335,7 @@ class RefusesCodes(unittest.TestCase):
             (b"\2\0\0\0" + entry, "cut short"),
             (b"\1\0\0\0\0\0\1\0", "no name"),
             (b"\1\0\0\0\1\0\1\0\xff", "not UTF-8"),
-            (b"\1\0\0\0\1\0\x10\0a", "dtype 16"),
+            (b"\1\0\0\0\1\0\x18\0a", "dtype 24"),
             (b"\1\0\0\0\1\0\0\0a", "dtype 0"),
             (b"\1\0\0\0\1\0\1\x21" + bytes(8 * 33) + b"a", "rank 33"),
             (b"\1\0\0\0" + struct.pack("<HBBQ", 1, 1, 1, (1 << 46) + 1) + b"a", "too many elements"),
@@ -501,10 +501,11 @@ class Refuses(unittest.TestCase):
             decoder.read_delta(self.records[0] + self.records[1] + self.records[3])  # Before any checksum.
 
     def test_the_minor_version_of_added_dtypes_belongs_to_them(self) -> None:
-        pairs, scales = (
-            random_change(random.Random(SEED), "t", dtype, 400, 0.1) for dtype in (blocks.I4X2, blocks.F8_E8M0)
+        pairs, scales, words = (
+            random_change(random.Random(SEED), "t", dtype, 400, 0.1)
+            for dtype in (blocks.I4X2, blocks.F8_E8M0, blocks.U16)
         )
-        for changes, minor in (([pairs], 2), ([pairs], 0), ([scales], 2), (self.changes, 3)):
+        for changes, minor in (([pairs], 2), ([pairs], 0), ([scales], 2), ([words], 2), (self.changes, 3)):
             header, *others = encode(changes)
             with self.assertRaisesRegex(decoder.FormatError, "format_minor"):
                 decoder.read_delta(add_checksum([patch(header, 10, "<H", minor), *others]))

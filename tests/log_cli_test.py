@@ -11,6 +11,7 @@ folder of the same form (one dense step_*.safetensors, then sparse ones).
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import subprocess
@@ -268,6 +269,34 @@ class Run(unittest.TestCase):
         copy.write_bytes(data)
         run("pull", self.log, copy)
         self.assertEqual(tensors_of(copy), self.versions[self.last])
+
+
+class Dtypes(cli_test.Folder):
+    """Every dtype of safetensors, published and pulled."""
+
+    def test_every_dtype_goes_through_a_log(self):
+        seed = int(os.environ.get("SPARSECAST_SEED", random.SystemRandom().getrandbits(32)))
+        self.addCleanup(print, f"SPARSECAST_SEED={seed}", file=sys.stderr)
+        chance = random.Random(seed)
+        log, mirror, new = self.path("log"), self.path("mirror"), self.path("new.safetensors")
+        versions = [cli_test.tensors_of_every_dtype(chance)]
+        # F4 of a file that is written from a table is U8, and its metadata say what it is.
+        as_written = {name: t for name, t in versions[0].items() if name != "f4"}
+        cli_test.write_safetensors(self.path("base.safetensors"), versions[0])
+        run("init", log, self.path("base.safetensors"))
+        for version in range(1, 4):
+            versions.append(cli_test.with_changes(versions[-1], chance)[0])
+            cli_test.write_safetensors(new, versions[-1])
+            options = ["--mirror", mirror] if version > 1 else ["--base", self.path("base.safetensors")]
+            run("publish", log, new, *options)
+        run("verify", log)
+        for version, expected in enumerate(versions):
+            pulled = self.path(f"pulled{version}")
+            run("pull", log, pulled, "--version", version)
+            found = tensors_of(pulled)
+            self.assertEqual(found["f4"][2], expected["f4"][2], f"seed {seed}")
+            for name in as_written:
+                self.assertEqual(found[name], expected[name], f"seed {seed}, {name}, version {version}")
 
 
 @unittest.skipUnless("SPARSECAST_TEST_BUCKET" in os.environ, "no bucket; tests/s3_server.py starts a server")

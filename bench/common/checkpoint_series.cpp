@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
-
 #include "sparsecast/error.hpp"
 #include "sparsecast/safetensors.hpp"
 
@@ -47,8 +45,8 @@ std::string CheckpointSeries::name(std::size_t i) const {
 
 bool CheckpointSeries::is_sparse(const std::string& path) const {
   if (fs_.is_directory(path)) return false;
-  const std::unique_ptr<FileMapping> mapping = fs_.map(path);
-  return SparseStep::recognises(SafetensorsHeader::parse(mapping->bytes(), mapping->bytes().size()));
+  const std::unique_ptr<File> file = fs_.open(path, OpenMode::kRead);
+  return SparseStep::recognises(SafetensorsHeader::read(*file));
 }
 
 void CheckpointSeries::copy_checkpoint(const std::string& path, std::span<const MutableBytes> weights) const {
@@ -56,10 +54,7 @@ void CheckpointSeries::copy_checkpoint(const std::string& path, std::span<const 
   if (checkpoint.table().hash() != table_.hash()) {
     throw Error(ErrorCode::kTableMismatch, "its tensors are not those of the first checkpoint", path);
   }
-  for (std::size_t t = 0; t < table_.size(); ++t) {
-    const ConstBytes bytes = checkpoint.tensor(t);
-    if (!bytes.empty()) std::memcpy(weights[t].data(), bytes.data(), bytes.size());
-  }
+  for (std::size_t t = 0; t < table_.size(); ++t) checkpoint.read(t, 0, weights[t]);
 }
 
 void CheckpointSeries::load_first(std::span<const MutableBytes> weights) const { copy_checkpoint(paths_[0], weights); }

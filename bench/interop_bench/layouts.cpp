@@ -86,8 +86,10 @@ struct Bench {
     }
   }
 
-  void apply(const std::vector<TensorPatch>& patches) {
-    for (const TensorPatch& patch : patches) {
+  void apply(const TensorPatches& patches) {
+    Bytes room;
+    for (std::size_t n = 0; n < patches.heads.size(); ++n) {
+      const TensorPatch patch = patches.read(n, room);
       with_word(element_size(table[patch.tensor].dtype), [&]<class T>() {
         for (std::uint64_t i = 0; i < patch.count; ++i) {
           store_word(live[patch.tensor].data(), load_word<std::uint32_t>(patch.indices.data(), i),
@@ -156,7 +158,7 @@ LayoutFigures measure_foreign(Bench& bench, ForeignFormat format) {
   const auto encode = [&]() -> std::string {
     PatchStore store(bench.table, scratch);
     bench.gather(store);
-    const std::vector<TensorPatch>& patches = store.patches();
+    const TensorPatches patches = store.patches();
     if (format == ForeignFormat::kTrl) return write_trl_step(bench.fs, bench.header, patches, bench.table, out);
     if (format == ForeignFormat::kVllm) return write_vllm_update(bench.fs, bench.header, patches, bench.table, out);
     if (format == ForeignFormat::kVerl) {
@@ -175,7 +177,7 @@ LayoutFigures measure_foreign(Bench& bench, ForeignFormat format) {
     if (slime) {
       slime::read_delta(bench.fs, path, bench.base, store);
     } else {
-      packed::read_directory(bench.fs, path, bench.base, scratch, store);
+      packed::read_directory(bench.fs, path, bench.base, store);
     }
     bench.apply(store.patches());
   };

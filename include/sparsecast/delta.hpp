@@ -14,6 +14,7 @@
 #include "sparsecast/error.hpp"
 #include "sparsecast/export.hpp"
 #include "sparsecast/io.hpp"
+#include "sparsecast/tensor_reader.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast {
@@ -123,7 +124,7 @@ struct DeltaReport {
 /// Returns the statistics of a delta that this process has encoded. Reads the directories alone and decodes no blocks.
 SPARSECAST_API DeltaReport report_of(const Delta& delta, const TensorTable& table);
 
-/// A delta file (`.scd`) mapped for reading: header, table, frames, commit, and nothing after. open() and over() check
+/// A delta file (`.scd`) opened for reading: header, table, frames, commit, and nothing after. open() and over() check
 /// the prefix of every record, the header, the table and the commit record, that the commit matches the frames, and
 /// each frame's checksum; the frames' blocks are validated as they are decoded. Errors name the file, the record and
 /// its offset.
@@ -139,27 +140,35 @@ class SPARSECAST_API DeltaFile {
   const TensorTable& table() const noexcept { return table_; }
   const CommitRecord& commit() const noexcept { return commit_; }
   std::size_t frames() const noexcept { return frames_.size(); }
-  ConstBytes frame(std::size_t i) const { return frames_[i]; }
-  /// Tells the system that frame i is not needed again soon, so that passing over a huge delta keeps a small resident
-  /// set. Has no effect on a DeltaFile made by over().
-  void release_frame(std::size_t i) const noexcept;
+  /// Reads frame i. Throws Error{kIo}, which names file, frame and offset, for a file that has become shorter.
+  Bytes frame(std::size_t i) const;
+  std::uint64_t frame_bytes(std::size_t i) const { return frames_[i].bytes; }
   ConstBytes header_record() const noexcept { return header_record_; }
+  ConstBytes table_record() const noexcept { return table_record_; }
   ConstBytes commit_record() const noexcept { return commit_record_; }
   /// Decodes and validates every block of every frame, writing nothing.
   DeltaReport report() const;
 
  private:
-  static DeltaFile scan(ConstBytes bytes, const std::string& name, std::shared_ptr<FileMapping> mapping);
+  struct FramePlace {
+    std::uint64_t offset = 0;
+    std::uint64_t bytes = 0;
+  };
+
+  void scan();
+  Bytes read(std::uint64_t offset, std::uint64_t bytes) const;
 
   std::string name_;
   std::uint64_t size_ = 0;
-  std::shared_ptr<FileMapping> mapping_;
+  std::shared_ptr<File> file_;  ///< Null for one over `memory_`.
+  ConstBytes memory_;
   DeltaHeader header_;
   TensorTable table_;
   CommitRecord commit_;
-  ConstBytes header_record_;
-  ConstBytes commit_record_;
-  std::vector<ConstBytes> frames_;
+  Bytes header_record_;
+  Bytes table_record_;
+  Bytes commit_record_;
+  std::vector<FramePlace> frames_;
 };
 
 /// Merges a delta u->v and a delta v->w into u->w, section by section, to `sink` (header, table, frames, commit). With
@@ -168,20 +177,19 @@ class SPARSECAST_API DeltaFile {
 /// of them is a `context` delta, or the result is to be one, it needs `base`, the tensors at u (parallel to the table).
 /// Throws Error{kVersionGap | kWrongBase | kTableMismatch | kForeignStream | kUsage}.
 SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
-                                    const RecordSink& sink,
-                                    std::optional<std::span<const ConstBytes>> base = std::nullopt);
+                                    const RecordSink& sink, const std::optional<TensorReader>& base = std::nullopt);
 
 /// Writes a delta u->v anew, to `sink`, with the positions, compression and frames of `options`; the value codec stays.
 /// A `context` delta, and a result that is to be one, need `base`, the tensors at u (parallel to the table). With
 /// `since`, a delta u->w that is neither `raw` nor `context`, `base` has the tensors at w instead. Throws
 /// Error{kUsage | kTableMismatch | kWrongBase}.
 SPARSECAST_API CommitRecord recode(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
-                                   std::optional<std::span<const ConstBytes>> base = std::nullopt,
+                                   const std::optional<TensorReader>& base = std::nullopt,
                                    const DeltaFile* since = nullptr);
 
 /// Inverts a delta u->v into v->u, which is written to `sink`. A `raw` or `context` delta, and a result that is to be
 /// `context`, need `base`, the tensors at u (parallel to the table); without it, the call throws Error{kUsage}.
 SPARSECAST_API CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
-                                   std::optional<std::span<const ConstBytes>> base = std::nullopt);
+                                   const std::optional<TensorReader>& base = std::nullopt);
 
 }  // namespace sparsecast

@@ -273,7 +273,7 @@ class SPARSECAST_API LogWriter {
   AnchorRef write_anchor(FileSystem& fs, const std::string& checkpoint, std::uint64_t version);
   /// Stores an opened checkpoint, with the pairs of 4-bit numbers that it has been declared to hold; `path` names it in
   /// errors.
-  AnchorRef write_anchor(FileSystem& fs, const Checkpoint& checkpoint, const std::string& path, std::uint64_t version);
+  AnchorRef write_anchor(const Checkpoint& checkpoint, const std::string& path, std::uint64_t version);
   /// Returns whether the anchor rule requires an anchor at the head now.
   bool anchor_due();
 

@@ -13,16 +13,6 @@
 
 namespace sparsecast {
 
-/// A read-only mapping of a whole file; the bytes stay valid while the object lives.
-/// `release` tells the system that a range will not be read again soon, so that streaming over
-/// a huge file keeps a small resident set.
-class SPARSECAST_API FileMapping {
- public:
-  virtual ~FileMapping() = default;
-  virtual std::span<const std::byte> bytes() const noexcept = 0;
-  virtual void release(std::uint64_t offset, std::uint64_t length) const noexcept = 0;
-};
-
 /// An open file. Every call throws Error{kIo} that names the path, the operation and errno.
 class SPARSECAST_API File {
  public:
@@ -47,12 +37,12 @@ enum class OpenMode {
 };
 
 /// Interface through which the library makes all file system calls, so that tests can inject every failure and
-/// enumerate every crash state. Thread-safe. posix() refuses "scheme:/...", "~/..." and "$HOME/..." with Error{kUsage}.
+/// enumerate every crash state. Files are read, never mapped: a mapped file that another process cuts short kills its
+/// reader. Thread-safe. posix() refuses "scheme:/...", "~/..." and "$HOME/..." with Error{kUsage}.
 class SPARSECAST_API FileSystem {
  public:
   virtual ~FileSystem() = default;
   virtual std::unique_ptr<File> open(const std::string& path, OpenMode mode) = 0;
-  virtual std::unique_ptr<FileMapping> map(const std::string& path) = 0;
   virtual bool exists(const std::string& path) = 0;
   virtual bool is_directory(const std::string& path) = 0;
   /// Returns whether the name itself is a symbolic link, whatever it leads to. A file system without links says no.
@@ -82,6 +72,9 @@ class SPARSECAST_API FileSystem {
   /// Returns the operating system's file system (POSIX).
   static FileSystem& posix();
 };
+
+/// Reads a whole file into memory. Throws Error{kIo}.
+SPARSECAST_API std::vector<std::byte> read_file(FileSystem& fs, const std::string& path);
 
 /// Returns the directory part of a path: "dir" for "dir/name", "." when there is none.
 SPARSECAST_API std::string parent_directory(const std::string& path);

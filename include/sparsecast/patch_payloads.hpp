@@ -58,7 +58,7 @@ class SPARSECAST_API PackedFlusher {
   /// `table` outlives the flusher.
   PackedFlusher(const TensorTable& table, PackedEncoding encoding, std::uint64_t flush_bytes, Sink sink);
 
-  /// Throws Error{kUnsupported} for a tensor of two 4-bit numbers a byte (is_pair), which the format cannot name.
+  /// Throws Error{kUnsupported} for a tensor of numbers of 4 or 6 bits (is_pair, is_fp6), which the format cannot name.
   void add(const TensorPatch& patch);
   /// Passes all open flushes to the sink. add() must not be called afterwards.
   void finish();

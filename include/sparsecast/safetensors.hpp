@@ -12,6 +12,7 @@
 
 #include "sparsecast/export.hpp"
 #include "sparsecast/io.hpp"
+#include "sparsecast/tensor_reader.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast {
@@ -40,6 +41,8 @@ struct SPARSECAST_API SafetensorsHeader {
   /// I32; names of other tensors are ignored there. I32 holds eight numbers a word, whose four bytes become a last
   /// dimension.
   static SafetensorsHeader parse(std::span<const std::byte> bytes, std::uint64_t file_bytes);
+  /// Reads the header alone from a file, and parses it.
+  static SafetensorsHeader read(File& file);
 
   /// Returns the bytes at the start of a file (8-byte length and JSON, padded with spaces to a multiple of 8) for these
   /// tensors in this order. Tensors of kI4X2 and kF4X2 are U8, or I32 if their last of several dimensions is 4, as
@@ -60,7 +63,8 @@ using PairsOf = std::function<std::optional<DType>(const TensorSpec&)>;
 SPARSECAST_API TensorTable with_pairs(const TensorTable& table, const PairsOf& pairs_of);
 
 /// A checkpoint opened for reading: one safetensors file, or a directory with `model.safetensors.index.json`
-/// (or with exactly one *.safetensors file). Tensors are mapped, not read.
+/// (or with exactly one *.safetensors file). Its files stay open. Tensors are read where they are asked for, and a file
+/// that has become shorter is Error{kIo}, with tensor and offset.
 class SPARSECAST_API Checkpoint {
  public:
   /// Opens a checkpoint. Throws Error{kIo | kCorrupt | kUnsupported}; the context names the file.
@@ -68,19 +72,19 @@ class SPARSECAST_API Checkpoint {
 
   /// Returns all tensors, ordered by name (bytewise), so that the order does not depend on the split into files.
   const TensorTable& table() const noexcept { return table_; }
-  /// Returns the bytes of tensor i (index into `table()`), valid while the Checkpoint lives. They have the alignment of
-  /// the file.
-  ConstBytes tensor(std::size_t i) const;
-  std::vector<ConstBytes> tensors() const;
+  /// Reads bytes of tensor i (index into `table()`). May run concurrently.
+  void read(std::size_t i, std::uint64_t begin_byte, MutableBytes room) const;
+  /// Reads the whole of tensor i.
+  std::vector<std::byte> tensor(std::size_t i) const;
+  /// Returns a reader of all tensors, which the Checkpoint outlives.
+  TensorReader reader() const;
   /// Gives `table()` pairs of 4-bit numbers that the files do not declare, by with_pairs(); the files stay as they are.
   void declare(const PairsOf& pairs_of) { table_ = with_pairs(table_, pairs_of); }
-  /// Tells the system that these bytes of tensor i are not needed again soon.
-  void release(std::size_t i, std::uint64_t begin_byte, std::uint64_t bytes) const noexcept;
 
   struct FilePart {
     std::string path;
     SafetensorsHeader header;
-    std::shared_ptr<FileMapping> mapping;
+    std::shared_ptr<File> file;
   };
   struct Location {
     std::size_t file = 0;     ///< Index into files().
@@ -115,16 +119,31 @@ class SPARSECAST_API SafetensorsWriter {
   std::uint64_t expected_ = 0;
 };
 
-/// A sparse step: a safetensors file whose entries are `NAME.indices` (I32, flat, strictly increasing) and
-/// `NAME.values` (the tensor's dtype), as RL trainers publish it.
-class SPARSECAST_API SparseStep {
- public:
-  struct Entry {
-    std::size_t tensor = 0;              ///< Index into the base's table.
-    std::span<const std::byte> indices;  ///< count * 4 bytes, little-endian; may be unaligned.
-    std::span<const std::byte> values;   ///< count * element size.
+/// Changes of one tensor in the form that other systems use: `count` flat element indices (int32, little-endian,
+/// strictly increasing) and the new bits of these elements. `tensor` is an index into the table. The producer of the
+/// patch owns the bytes, which may be unaligned.
+struct TensorPatch {
+  std::size_t tensor = 0;
+  ConstBytes indices;  ///< count * 4 bytes.
+  ConstBytes values;   ///< count * element size.
+  std::uint64_t count = 0;
+};
+
+/// Patches of some tensors of a table, at most one of each, which are read when they are asked for.
+struct TensorPatches {
+  struct Head {
+    std::size_t tensor = 0;
     std::uint64_t count = 0;
   };
+  std::vector<Head> heads;
+  /// Reads patch n into `room`, to which the result refers. May run concurrently. Throws Error{kIo}.
+  std::function<TensorPatch(std::size_t n, std::vector<std::byte>& room)> read;
+};
+
+/// A sparse step: a safetensors file whose entries are `NAME.indices` (I32, flat, strictly increasing) and
+/// `NAME.values` (the tensor's dtype), as RL trainers publish it. The file stays open.
+class SPARSECAST_API SparseStep {
+ public:
   /// Returns true when all entries of the file are such pairs and there is at least one, or when the metadata has
   /// sparse=True.
   static bool recognises(const SafetensorsHeader& header);
@@ -132,13 +151,21 @@ class SPARSECAST_API SparseStep {
   /// name, another dtype, counts that differ, or an index out of range or out of order.
   static SparseStep open(FileSystem& fs, const std::string& path, const TensorTable& base);
 
-  const std::vector<Entry>& entries() const noexcept { return entries_; }
+  /// Returns the patches, whose tensors are those of the base's table. The SparseStep outlives them.
+  TensorPatches patches() const;
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   /// Writes the values into `tensors` (parallel to the base's table); returns the number of elements written.
   std::uint64_t apply(std::span<const MutableBytes> tensors) const;
 
  private:
-  std::shared_ptr<FileMapping> mapping_;
+  struct Entry {
+    TensorPatches::Head head;
+    std::uint64_t indices = 0;  ///< Offset in the file.
+    std::uint64_t values = 0;
+  };
+  TensorPatch read(const Entry& entry, std::vector<std::byte>& room) const;
+
+  std::shared_ptr<File> file_;
   std::vector<Entry> entries_;
   std::map<std::string, std::string> metadata_;
   TensorTable base_;

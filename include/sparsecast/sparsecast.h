@@ -144,7 +144,15 @@ typedef enum {
   scBool = 12,
   scInt4x2 = 13,       /* two integers of 4 bits in a byte; counts and shapes are those of bytes */
   scFloat4e2m1x2 = 14, /* two fp4 e2m1 numbers in a byte */
-  scFloat8e8m0 = 15    /* a power of two: an exponent alone, as UE8M0 scales */
+  scFloat8e8m0 = 15,   /* a power of two: an exponent alone, as UE8M0 scales */
+  scUint16 = 16,
+  scUint32 = 17,
+  scUint64 = 18,
+  scComplex64 = 19, /* two float32 */
+  scFloat8e4m3fnuz = 20,
+  scFloat8e5m2fnuz = 21,
+  scFloat6e2m3 = 22, /* fp6, four numbers in three bytes; counts and shapes are those of bytes */
+  scFloat6e3m2 = 23
 } scDataType_t;
 
 typedef enum { scMemoryHost = 0, scMemoryDevice = 1 } scMemory_t;

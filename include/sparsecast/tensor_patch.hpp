@@ -10,11 +10,6 @@
 
 namespace sparsecast {
 
-/// Changes of one tensor in the form that other systems use: `count` flat element indices (int32, little-endian,
-/// strictly increasing) and the new bits of these elements. `tensor` is an index into the table. The producer of the
-/// patch owns the bytes, which may be unaligned.
-using TensorPatch = SparseStep::Entry;
-
 /// Receives the patches of a version, in the order of the table; the bytes of a patch are valid during the call.
 using PatchSink = std::function<void(const TensorPatch&)>;
 
@@ -29,6 +24,6 @@ SPARSECAST_API void for_each_patch(const Delta& delta, const TensorTable& table,
 /// Calls `sink` for every tensor that a delta file changes, given the tensors *before* it. Values are decoded, and only
 /// elements whose bits change are in a patch. The caller guarantees that `base` has the delta's base digest. Throws
 /// Error{kDigestMismatch} at the end when the delta does not lead to its promised digest from these bytes.
-SPARSECAST_API void for_each_patch(const DeltaFile& delta, std::span<const ConstBytes> base, const PatchSink& sink);
+SPARSECAST_API void for_each_patch(const DeltaFile& delta, const TensorReader& base, const PatchSink& sink);
 
 }  // namespace sparsecast

@@ -20,11 +20,17 @@ TORCH_DTYPES: dict[str, str] = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
     "float8_e8m0fnu": "F8_E8M0",  # Since torch 2.7.
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "complex64": "C64",
     "int8": "I8",
     "uint8": "U8",
     "int16": "I16",
     "int32": "I32",
     "int64": "I64",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
     "bool": "BOOL",
     "float4_e2m1fn_x2": "F4X2",  # Since torch 2.8. I4X2 has no name there: such tensors are uint8.
 }
@@ -40,6 +46,8 @@ _NUMPY_DTYPES = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
     "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
     "bfloat16": "BF16",
 }
 
@@ -96,6 +104,8 @@ def _describe_torch(tensor: torch.Tensor, dtype: str | None) -> Memory:
         raise UsageError(f"tensors on {tensor.device} have no memory that can be read; only cpu and cuda")
     if tensor.layout != torch.strided:
         raise UsageError(f"a tensor of layout {tensor.layout} has no plain memory")
+    if tensor.is_conj():
+        raise UsageError("memory that holds the conjugates of the tensor's elements: describe its resolve_conj()")
     name = dtype or dtype_name(tensor.dtype)
     return Memory(bits_of(tensor.detach()), name)
 

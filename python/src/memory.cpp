@@ -24,7 +24,12 @@ std::optional<DType> dtype_of(nb::dlpack::dtype type) {
       if (type.bits == 32) return DType::kI32;
       return type.bits == 64 ? std::optional(DType::kI64) : std::nullopt;
     case nb::dlpack::dtype_code::UInt:
-      return type.bits == 8 ? std::optional(DType::kU8) : std::nullopt;
+      if (type.bits == 8) return DType::kU8;
+      if (type.bits == 16) return DType::kU16;
+      if (type.bits == 32) return DType::kU32;
+      return type.bits == 64 ? std::optional(DType::kU64) : std::nullopt;
+    case nb::dlpack::dtype_code::Complex:
+      return type.bits == 64 ? std::optional(DType::kC64) : std::nullopt;
     default:
       return std::nullopt;
   }

@@ -92,7 +92,15 @@ static_assert(static_cast<int>(scBfloat16) == static_cast<int>(DType::kBF16) &&
               static_cast<int>(scBool) == static_cast<int>(DType::kBool) &&
               static_cast<int>(scInt4x2) == static_cast<int>(DType::kI4X2) &&
               static_cast<int>(scFloat4e2m1x2) == static_cast<int>(DType::kF4X2) &&
-              static_cast<int>(scFloat8e8m0) == static_cast<int>(DType::kF8E8M0));
+              static_cast<int>(scFloat8e8m0) == static_cast<int>(DType::kF8E8M0) &&
+              static_cast<int>(scUint16) == static_cast<int>(DType::kU16) &&
+              static_cast<int>(scUint32) == static_cast<int>(DType::kU32) &&
+              static_cast<int>(scUint64) == static_cast<int>(DType::kU64) &&
+              static_cast<int>(scComplex64) == static_cast<int>(DType::kC64) &&
+              static_cast<int>(scFloat8e4m3fnuz) == static_cast<int>(DType::kF8E4M3Fnuz) &&
+              static_cast<int>(scFloat8e5m2fnuz) == static_cast<int>(DType::kF8E5M2Fnuz) &&
+              static_cast<int>(scFloat6e2m3) == static_cast<int>(DType::kF6E2M3) &&
+              static_cast<int>(scFloat6e3m2) == static_cast<int>(DType::kF6E3M2));
 
 constexpr int kMostThreads = 1024;
 

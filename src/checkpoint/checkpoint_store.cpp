@@ -37,6 +37,10 @@ CheckpointStore::CheckpointStore(FileSystem& fs, CheckpointLayout layout, OpenMo
   for (const std::string& path : layout_.files) files_.push_back(fs.open(path, mode));
 }
 
+CheckpointStore::CheckpointStore(const Checkpoint& checkpoint) : layout_(CheckpointLayout::of(checkpoint)) {
+  for (const Checkpoint::FilePart& part : checkpoint.files()) files_.push_back(part.file);
+}
+
 void CheckpointStore::read(std::size_t tensor, std::uint64_t begin_byte, std::span<std::byte> buffer) const {
   at_tensor(layout_.table, tensor, begin_byte,
             [&] { files_[layout_.locations[tensor].file]->read_at(file_offset(tensor, begin_byte), buffer); });
@@ -48,7 +52,7 @@ void CheckpointStore::write(std::size_t tensor, std::uint64_t begin_byte, std::s
 }
 
 void CheckpointStore::sync() {
-  for (const std::unique_ptr<File>& file : files_) file->sync();
+  for (const std::shared_ptr<File>& file : files_) file->sync();
 }
 
 std::vector<StateDigest> digest_store(const CheckpointStore& store, int threads, const Progress& progress) {

@@ -17,7 +17,7 @@ namespace sparsecast {
 /// and the bytes or elements done so far and in total. May be empty.
 using Progress = std::function<void(const char* phase, std::uint64_t done, std::uint64_t total)>;
 
-/// Place of each tensor of a checkpoint, without its mappings; in-place work keeps this while it writes.
+/// Place of each tensor of a checkpoint, without its open files; in-place work keeps this while it writes.
 struct CheckpointLayout {
   TensorTable table;
   std::vector<std::string> files;
@@ -32,6 +32,8 @@ class CheckpointStore {
  public:
   /// Opens the files; `mode` is kRead or kReadWrite. Throws Error{kIo}.
   CheckpointStore(FileSystem& fs, CheckpointLayout layout, OpenMode mode);
+  /// Reads the files that the checkpoint has open.
+  explicit CheckpointStore(const Checkpoint& checkpoint);
 
   const TensorTable& table() const noexcept { return layout_.table; }
   /// Gives the table the mix of the digests that are compared with those of this checkpoint.
@@ -48,10 +50,10 @@ class CheckpointStore {
 
  private:
   CheckpointLayout layout_;
-  std::vector<std::unique_ptr<File>> files_;
+  std::vector<std::shared_ptr<File>> files_;
 };
 
-/// Digest of each tensor, read in full from the files in windows (not through a mapping), so that memory stays
+/// Digest of each tensor, read in full from the files in windows, so that memory stays
 /// bounded and a read error is an Error. `threads`: 0 for all cores.
 std::vector<StateDigest> digest_store(const CheckpointStore& store, int threads, const Progress& progress = nullptr);
 

@@ -39,7 +39,8 @@ void for_each_block(const DeltaFile& delta, int threads, const char* phase, cons
                     const Body& body) {
   std::uint64_t done = 0;
   for (std::size_t i = 0; i < delta.frames(); ++i) {
-    const FrameReader frame(delta.frame(i), delta.header(), delta.table());
+    const Bytes record = delta.frame(i);
+    const FrameReader frame(record, delta.header(), delta.table());
     parallel_for(threads, frame.blocks().size(), [&](std::size_t worker, std::size_t b) {
       const BlockRef& block = frame.blocks()[b];
       try {
@@ -48,8 +49,7 @@ void for_each_block(const DeltaFile& delta, int threads, const char* phase, cons
         throw error.within(fmt::format("{}: {}", delta.name(), describe(frame.header(), block, delta.table())));
       }
     });
-    delta.release_frame(i);
-    done += delta.frame(i).size();
+    done += record.size();
     if (progress) progress(phase, done, delta.commit().frame_bytes);
   }
 }

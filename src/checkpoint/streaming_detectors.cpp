@@ -4,90 +4,111 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <vector>
 
+#include "codec/kernels.hpp"
 #include "core/word.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
 namespace {
 
-constexpr std::uint64_t kReleaseEveryBytes = std::uint64_t{8} << 20;
+/// What is read of a tensor at once: whole tiles of every dtype, and little enough to stay in the second-level cache.
+constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
+static_assert(kWindowBytes % (kTileElems * sizeof(std::uint64_t)) == 0);
 
-class ReleasingDetector : public TileDetector {
+/// What each thread, known by its workspace, keeps from one call to the next.
+template <class State>
+class PerThread {
  public:
-  ReleasingDetector(std::unique_ptr<TileDetector> inner, std::vector<const Checkpoint*> checkpoints)
-      : inner_(std::move(inner)), checkpoints_(std::move(checkpoints)) {}
-
-  TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
-    const std::uint64_t size = element_size(checkpoints_.front()->table()[tensor].dtype);
-    pass(run_of(workspace), tensor, first * size, (first + count) * size);
-    return inner_->detect(tensor, first, count, workspace);
+  /// References stay valid.
+  State& of(const TileWorkspace& workspace) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return states_[&workspace];
   }
-  TensorRef current(std::size_t tensor) const override { return inner_->current(tensor); }
-  bool knows_old() const noexcept override { return inner_->knows_old(); }
-  void finish() override {
-    for (auto& [workspace, run] : runs_) release(run);
-    runs_.clear();
-    inner_->finish();
+  void clear() { states_.clear(); }
+
+ private:
+  std::mutex mutex_;
+  std::map<const TileWorkspace*, State> states_;
+};
+
+/// The tiles of one tensor that a thread has read; the tiles come roughly in order.
+class ReadWindow {
+ public:
+  /// Returns the bytes of the tensor from `begin` on, at least `bytes` of them, valid until the next call.
+  const std::byte* read(const Checkpoint& checkpoint, std::size_t tensor, std::uint64_t begin, std::uint64_t bytes) {
+    if (tensor != tensor_ || begin < begin_ || begin + bytes > begin_ + window_.size()) {
+      tensor_ = tensor;
+      begin_ = begin;
+      window_.resize(std::min(kWindowBytes, checkpoint.table()[tensor].bytes() - begin));
+      checkpoint.read(tensor, begin, window_);
+    }
+    return window_.data() + (begin - begin_);
   }
 
  private:
-  /// Bytes that one thread has asked for since it last let go. Its last tile may still be in use.
-  struct ReadRun {
-    std::size_t tensor = 0;
-    std::uint64_t begin = 0;
-    std::uint64_t end = 0;
-  };
-
-  /// Returns the run of the thread that owns this workspace; references into the map stay valid.
-  ReadRun& run_of(const TileWorkspace& workspace) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return runs_[&workspace];
-  }
-
-  /// A thread that asks for its next tile is done with those before.
-  void pass(ReadRun& run, std::size_t tensor, std::uint64_t begin, std::uint64_t end) const {
-    const bool goes_on = run.tensor == tensor && run.end == begin;
-    if (!goes_on || begin - run.begin >= kReleaseEveryBytes) {
-      release(run);
-      run = {tensor, begin, begin};
-    }
-    run.end = end;
-  }
-
-  void release(const ReadRun& run) const {
-    if (run.end == run.begin) return;
-    for (const Checkpoint* checkpoint : checkpoints_) checkpoint->release(run.tensor, run.begin, run.end - run.begin);
-  }
-
-  std::unique_ptr<TileDetector> inner_;
-  std::vector<const Checkpoint*> checkpoints_;
-  std::mutex mutex_;
-  std::map<const TileWorkspace*, ReadRun> runs_;
+  std::size_t tensor_ = 0;
+  std::uint64_t begin_ = 0;
+  Bytes window_;
 };
 
-class SparseStepDetector : public TileDetector {
+class CheckpointDetector : public TileDetector {
  public:
-  SparseStepDetector(const Checkpoint& base, std::vector<SparseStep::Entry> entries)
-      : table_(base.table()), base_(base.tensors()), entries_(std::move(entries)), entry_of_(table_.size(), nullptr) {
-    for (const SparseStep::Entry& entry : entries_) entry_of_[entry.tensor] = &entry;
+  CheckpointDetector(const Checkpoint& base, const Checkpoint& target) : base_(base), target_(target) {}
+
+  TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
+    const std::size_t size = element_size(base_.table()[tensor].dtype);
+    Windows& windows = windows_.of(workspace);
+    TileView view;
+    view.current = windows.current.read(target_, tensor, first * size, count * size);
+    view.old = windows.old.read(base_, tensor, first * size, count * size);
+    view.changed = cpu::compare_tile(view.current, view.old, count, size, workspace.positions);
+    return view;
+  }
+  TensorRef current(std::size_t) const override {
+    throw Error(ErrorCode::kUsage, "a checkpoint in files is not in memory; its digest is computed from the changes");
+  }
+  bool knows_old() const noexcept override { return true; }
+  void finish() override { windows_.clear(); }
+
+ private:
+  struct Windows {
+    ReadWindow current;
+    ReadWindow old;
+  };
+
+  const Checkpoint& base_;
+  const Checkpoint& target_;
+  PerThread<Windows> windows_;
+};
+
+class PatchDetector : public TileDetector {
+ public:
+  PatchDetector(const Checkpoint& base, TensorPatches patches)
+      : base_(base), patches_(std::move(patches)), patch_of_(base.table().size(), patches_.heads.size()) {
+    for (std::size_t n = 0; n < patches_.heads.size(); ++n) patch_of_[patches_.heads[n].tensor] = n;
   }
 
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
-    const std::size_t size = element_size(table_[tensor].dtype);
+    const std::size_t size = element_size(base_.table()[tensor].dtype);
+    Reading& reading = readings_.of(workspace);
     TileView view;
-    view.old = base_[tensor].data() + first * size;
+    view.old = reading.base.read(base_, tensor, first * size, count * size);
     view.current = view.old;
-    if (entry_of_[tensor] == nullptr) return view;
-    const SparseStep::Entry& entry = *entry_of_[tensor];
-    const std::uint64_t begin = lower_bound(entry, first);
-    const std::uint64_t end = lower_bound(entry, first + count);
+    const std::size_t n = patch_of_[tensor];
+    if (n == patches_.heads.size()) return view;
+    if (reading.loaded == nullptr || reading.loaded->patch.tensor != tensor) reading.loaded = load(n);
+    const TensorPatch& patch = reading.loaded->patch;
+    const std::uint64_t begin = lower_bound(patch, first);
+    const std::uint64_t end = lower_bound(patch, first + count);
     if (begin == end) return view;
     std::memcpy(workspace.kept, view.old, count * size);
     for (std::uint64_t i = begin; i < end; ++i) {
-      const std::uint64_t at = index(entry, i) - first;
-      const std::byte* value = entry.values.data() + i * size;
+      const std::uint64_t at = index(patch, i) - first;
+      const std::byte* value = patch.values.data() + i * size;
       if (std::memcmp(workspace.kept + at * size, value, size) == 0) continue;
       std::memcpy(workspace.kept + at * size, value, size);
       workspace.positions[view.changed++] = static_cast<std::uint32_t>(at);
@@ -99,18 +120,39 @@ class SparseStepDetector : public TileDetector {
     throw Error(ErrorCode::kUsage, "a sparse step has no full tensors; its result digest is computed from the changes");
   }
   bool knows_old() const noexcept override { return true; }
+  void finish() override { readings_.clear(); }
 
  private:
-  static std::uint64_t index(const SparseStep::Entry& entry, std::uint64_t i) {
-    return load_word<std::uint32_t>(entry.indices.data(), i);
+  struct Loaded {
+    Bytes room;
+    TensorPatch patch;
+  };
+  struct Reading {
+    ReadWindow base;
+    std::shared_ptr<const Loaded> loaded;
+  };
+
+  /// Returns a patch that another thread holds, or reads it: threads work on the sections of one tensor together.
+  std::shared_ptr<const Loaded> load(std::size_t n) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::weak_ptr<const Loaded>& held = held_[n];
+    if (std::shared_ptr<const Loaded> loaded = held.lock()) return loaded;
+    auto loaded = std::make_shared<Loaded>();
+    loaded->patch = patches_.read(n, loaded->room);
+    held = loaded;
+    return loaded;
+  }
+
+  static std::uint64_t index(const TensorPatch& patch, std::uint64_t i) {
+    return load_word<std::uint32_t>(patch.indices.data(), i);
   }
   /// Returns the first entry at or after element `element`; the indices are strictly increasing.
-  static std::uint64_t lower_bound(const SparseStep::Entry& entry, std::uint64_t element) {
+  static std::uint64_t lower_bound(const TensorPatch& patch, std::uint64_t element) {
     std::uint64_t low = 0;
-    std::uint64_t high = entry.count;
+    std::uint64_t high = patch.count;
     while (low < high) {
       const std::uint64_t middle = low + (high - low) / 2;
-      if (index(entry, middle) < element) {
+      if (index(patch, middle) < element) {
         low = middle + 1;
       } else {
         high = middle;
@@ -119,25 +161,22 @@ class SparseStepDetector : public TileDetector {
     return low;
   }
 
-  const TensorTable& table_;
-  std::vector<ConstBytes> base_;
-  std::vector<SparseStep::Entry> entries_;
-  std::vector<const SparseStep::Entry*> entry_of_;
+  const Checkpoint& base_;
+  TensorPatches patches_;
+  std::vector<std::size_t> patch_of_;  ///< By tensor; patches_.heads.size(): none.
+  PerThread<Reading> readings_;
+  std::mutex mutex_;
+  std::map<std::size_t, std::weak_ptr<const Loaded>> held_;
 };
 
 }  // namespace
 
-std::unique_ptr<TileDetector> make_releasing_detector(std::unique_ptr<TileDetector> inner,
-                                                      std::vector<const Checkpoint*> checkpoints) {
-  return std::make_unique<ReleasingDetector>(std::move(inner), std::move(checkpoints));
+std::unique_ptr<TileDetector> make_checkpoint_detector(const Checkpoint& base, const Checkpoint& target) {
+  return std::make_unique<CheckpointDetector>(base, target);
 }
 
-std::unique_ptr<TileDetector> make_sparse_step_detector(const Checkpoint& base, const SparseStep& step) {
-  return std::make_unique<SparseStepDetector>(base, step.entries());
-}
-
-std::unique_ptr<TileDetector> make_patch_detector(const Checkpoint& base, std::vector<TensorPatch> patches) {
-  return std::make_unique<SparseStepDetector>(base, std::move(patches));
+std::unique_ptr<TileDetector> make_patch_detector(const Checkpoint& base, TensorPatches patches) {
+  return std::make_unique<PatchDetector>(base, std::move(patches));
 }
 
 }  // namespace sparsecast

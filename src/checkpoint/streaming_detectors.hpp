@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "sparsecast/detector.hpp"
 #include "sparsecast/safetensors.hpp"
@@ -10,18 +9,14 @@
 
 namespace sparsecast {
 
-/// Wraps a detector over mapped checkpoints and lets go of what was passed, so that comparing two checkpoints of any
-/// size keeps a small resident set. Tiles may come from several threads, roughly in order. The checkpoints outlive the
-/// detector and have the table's tensors at the same indices.
-std::unique_ptr<TileDetector> make_releasing_detector(std::unique_ptr<TileDetector> inner,
-                                                      std::vector<const Checkpoint*> checkpoints);
+/// Compares two checkpoints of the same tensors, read in small windows, whatever their size. Tiles may come from
+/// several threads, roughly in order. Both outlive the detector.
+std::unique_ptr<TileDetector> make_checkpoint_detector(const Checkpoint& base, const Checkpoint& target);
 
-/// Compares a checkpoint with itself after a sparse step: the new bits of a tile are made when it is asked for, nothing
-/// larger is held. An entry that repeats the base's bits is no change. Both arguments outlive the detector.
-std::unique_ptr<TileDetector> make_sparse_step_detector(const Checkpoint& base, const SparseStep& step);
-
-/// Creates a detector for patches that other software made: at most one per tensor, already checked against the base's
-/// table. The bytes that they point to must outlive the detector.
-std::unique_ptr<TileDetector> make_patch_detector(const Checkpoint& base, std::vector<TensorPatch> patches);
+/// Compares a checkpoint with itself after patches, such as those of a sparse step, which are already checked against
+/// its table: the new bits of a tile are made when it is asked for, and of patches those of one tensor are in memory,
+/// or of two where threads pass from one to the next. An entry that repeats the base's bits is no change. `base`, and
+/// what the patches are read from, outlive the detector.
+std::unique_ptr<TileDetector> make_patch_detector(const Checkpoint& base, TensorPatches patches);
 
 }  // namespace sparsecast

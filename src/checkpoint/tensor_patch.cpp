@@ -54,10 +54,10 @@ class PatchGatherer {
   Bytes values_;
 };
 
-void require_tensors(const TensorTable& table, std::span<const ConstBytes> tensors) {
+void require_tensors(const TensorTable& table, const TensorReader& tensors) {
   if (tensors.size() != table.size()) throw Error(ErrorCode::kUsage, "the tensors are not those of the table");
   for (std::size_t t = 0; t < table.size(); ++t) {
-    if (tensors[t].size() != table[t].bytes()) {
+    if (tensors.bytes(t) != table[t].bytes()) {
       throw Error(ErrorCode::kUsage, "the tensor has another size than in the table",
                   fmt::format("tensor '{}'", table[t].name));
     }
@@ -80,21 +80,22 @@ void gather_named(const BlockRef& block, ConstBytes weights, std::size_t size, A
 /// Applies blocks to windows of the base and gathers what comes out different.
 class ReplayedBlocks {
  public:
-  ReplayedBlocks(const TensorTable& table, std::span<const ConstBytes> base, PatchGatherer& out)
+  ReplayedBlocks(const TensorTable& table, const TensorReader& base, PatchGatherer& out)
       : table_(table), base_(base), out_(out) {}
 
   void add(const BlockRef& block) {
     const TensorSpec& spec = table_[block.tensor];
     const std::size_t size = element_size(spec.dtype);
-    const ConstBytes old = base_[block.tensor].subspan(block.first_element * size, block.span * size);
-    new_.assign(old.begin(), old.end());
+    old_.resize(block.span * size);
+    base_.read(block.tensor, block.first_element * size, old_);
+    new_ = old_;
     const DigestIndex index = digest_index_of(table_, block.tensor);
     const ApplyTarget target{new_.data(), spec.dtype, nullptr, &index, &change_, nullptr};
     apply_block(block, target, Direction::kForward, scratch_);
     for (std::uint32_t begin = 0; begin < block.span; begin += kTileElems) {
       const std::uint32_t count = std::min(kTileElems, block.span - begin);
       const std::byte* bits = new_.data() + begin * size;
-      const std::uint32_t changed = cpu::compare_tile(bits, old.data() + begin * size, count, size, positions_.data());
+      const std::uint32_t changed = cpu::compare_tile(bits, old_.data() + begin * size, count, size, positions_.data());
       for (std::uint32_t i = 0; i < changed; ++i) {
         out_.add(block.tensor, block.first_element + begin + positions_[i], bits + positions_[i] * size);
       }
@@ -104,10 +105,11 @@ class ReplayedBlocks {
 
  private:
   const TensorTable& table_;
-  std::span<const ConstBytes> base_;
+  const TensorReader& base_;
   PatchGatherer& out_;
   ApplyScratch scratch_;
   StateDigest change_;
+  Bytes old_;
   Bytes new_;
   std::vector<std::uint32_t> positions_ = std::vector<std::uint32_t>(kTileElems + 64);  ///< compare_tile overshoots.
 };
@@ -132,13 +134,14 @@ void for_each_patch(const Delta& delta, const TensorTable& table, std::span<cons
   out.flush();
 }
 
-void for_each_patch(const DeltaFile& delta, std::span<const ConstBytes> base, const PatchSink& sink) {
+void for_each_patch(const DeltaFile& delta, const TensorReader& base, const PatchSink& sink) {
   const TensorTable& table = delta.table();
   require_tensors(table, base);
   PatchGatherer out(table, sink);
   ReplayedBlocks replayed(table, base, out);
   for (std::size_t i = 0; i < delta.frames(); ++i) {
-    const FrameReader frame(delta.frame(i), delta.header(), table);
+    const Bytes record = delta.frame(i);
+    const FrameReader frame(record, delta.header(), table);
     for (const BlockRef& block : frame.blocks()) {
       try {
         replayed.add(block);
@@ -146,7 +149,6 @@ void for_each_patch(const DeltaFile& delta, std::span<const ConstBytes> base, co
         throw error.within(fmt::format("{}: {}", delta.name(), describe(frame.header(), block, table)));
       }
     }
-    delta.release_frame(i);
   }
   out.flush();
   StateDigest predicted = delta.header().base_digest;

@@ -157,7 +157,8 @@ CommitRecord raw_inverse(const CheckpointStore& store, const DeltaFile& delta, c
   UndoBuilder builder(store, header, options.zstd_level, sink);
   std::uint64_t done = 0;
   for (std::size_t i = 0; i < delta.frames(); ++i) {
-    const FrameReader frame(delta.frame(i), delta.header(), delta.table());
+    const Bytes record = delta.frame(i);
+    const FrameReader frame(record, delta.header(), delta.table());
     for (const BlockRef& block : frame.blocks()) {
       try {
         builder.add(block);
@@ -165,8 +166,7 @@ CommitRecord raw_inverse(const CheckpointStore& store, const DeltaFile& delta, c
         throw error.within(fmt::format("{}: {}", delta.name(), describe(frame.header(), block, delta.table())));
       }
     }
-    delta.release_frame(i);
-    done += delta.frame(i).size();
+    done += record.size();
     if (progress) progress("inverting", done, delta.commit().frame_bytes);
   }
   CommitRecord commit = builder.finish();

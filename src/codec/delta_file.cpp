@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <functional>
 #include <map>
 
 #include "codec/apply.hpp"
@@ -15,29 +17,37 @@ using namespace layout;
 
 namespace {
 
-/// Cuts records off the front of a file; errors say at which offset.
+/// Cuts records off the front of a file, of which `read` gives pieces; errors say at which offset.
 class RecordScanner {
  public:
-  explicit RecordScanner(ConstBytes bytes) : bytes_(bytes) {}
+  using Read = std::function<Bytes(std::uint64_t offset, std::uint64_t bytes)>;
 
-  bool at_end() const { return offset_ == bytes_.size(); }
+  RecordScanner(std::uint64_t size, Read read) : size_(size), read_(std::move(read)) {}
+
+  bool at_end() const { return offset_ == size_; }
+  std::uint64_t offset() const { return offset_; }
   std::string where(const char* record) const { return fmt::format("{} record at offset {}", record, offset_); }
 
-  RecordKind peek() const { return peek_record(bytes_.subspan(offset_)).kind; }
+  RecordPrefix peek() const {
+    return peek_record(read_(offset_, std::min<std::uint64_t>(kPeekBytes, size_ - offset_)));
+  }
 
-  ConstBytes next() {
-    const RecordPrefix prefix = peek_record(bytes_.subspan(offset_));
-    if (prefix.bytes > bytes_.size() - offset_) {
-      corrupt(fmt::format("the record needs {} bytes, {} are left: the file is cut off", prefix.bytes,
-                          bytes_.size() - offset_));
+  Bytes next() {
+    const RecordPrefix prefix = peek();
+    if (prefix.bytes > size_ - offset_) {
+      corrupt(
+          fmt::format("the record needs {} bytes, {} are left: the file is cut off", prefix.bytes, size_ - offset_));
     }
-    const ConstBytes record = bytes_.subspan(offset_, prefix.bytes);
+    Bytes record = read_(offset_, prefix.bytes);
     offset_ += prefix.bytes;
     return record;
   }
 
  private:
-  ConstBytes bytes_;
+  static constexpr std::uint64_t kPeekBytes = 8;
+
+  std::uint64_t size_;
+  Read read_;
   std::uint64_t offset_ = 0;
 };
 
@@ -46,7 +56,7 @@ auto expect(RecordScanner& scanner, RecordKind kind, const char* name, const Par
   const std::string where = scanner.where(name);
   try {
     if (scanner.at_end()) corrupt("the file ends before this record");
-    if (scanner.peek() != kind) corrupt("another kind of record stands here");
+    if (scanner.peek().kind != kind) corrupt("another kind of record stands here");
     return parse(scanner.next());
   } catch (const Error& error) {
     throw error.within(where);
@@ -56,73 +66,92 @@ auto expect(RecordScanner& scanner, RecordKind kind, const char* name, const Par
 }  // namespace
 
 DeltaFile DeltaFile::open(FileSystem& fs, const std::string& path) {
-  std::shared_ptr<FileMapping> mapping = fs.map(path);
-  const ConstBytes bytes = mapping->bytes();
-  return scan(bytes, path, std::move(mapping));
+  DeltaFile delta;
+  delta.name_ = path;
+  delta.file_ = fs.open(path, OpenMode::kRead);
+  delta.size_ = delta.file_->size();
+  delta.scan();
+  return delta;
 }
 
-DeltaFile DeltaFile::over(ConstBytes bytes, const std::string& name) { return scan(bytes, name, nullptr); }
-
-void DeltaFile::release_frame(std::size_t i) const noexcept {
-  if (mapping_ == nullptr) return;
-  mapping_->release(static_cast<std::uint64_t>(frames_[i].data() - mapping_->bytes().data()), frames_[i].size());
+DeltaFile DeltaFile::over(ConstBytes bytes, const std::string& name) {
+  DeltaFile delta;
+  delta.name_ = name;
+  delta.memory_ = bytes;
+  delta.size_ = bytes.size();
+  delta.scan();
+  return delta;
 }
 
-DeltaFile DeltaFile::scan(ConstBytes bytes, const std::string& name, std::shared_ptr<FileMapping> mapping) {
+Bytes DeltaFile::read(std::uint64_t offset, std::uint64_t bytes) const {
+  if (file_ == nullptr) {
+    const ConstBytes piece = memory_.subspan(offset, bytes);
+    return {piece.begin(), piece.end()};
+  }
+  Bytes piece(bytes);
+  file_->read_at(offset, piece);
+  return piece;
+}
+
+Bytes DeltaFile::frame(std::size_t i) const {
   try {
-    DeltaFile file;
-    file.mapping_ = std::move(mapping);
-    file.name_ = name;
-    file.size_ = bytes.size();
-    RecordScanner scanner(bytes);
-    expect(scanner, RecordKind::kHeader, "header", [&](ConstBytes record) {
-      file.header_record_ = record;
-      file.header_ = parse_header(record);
+    return read(frames_[i].offset, frames_[i].bytes);
+  } catch (const Error& error) {
+    throw error.within(fmt::format("frame {} at offset {}", i, frames_[i].offset));
+  }
+}
+
+void DeltaFile::scan() {
+  try {
+    RecordScanner scanner(size_, [this](std::uint64_t offset, std::uint64_t bytes) { return read(offset, bytes); });
+    expect(scanner, RecordKind::kHeader, "header", [&](Bytes record) {
+      header_ = parse_header(record);
+      header_record_ = std::move(record);
       return 0;
     });
-    file.table_ = expect(scanner, RecordKind::kTable, "table",
-                         [&](ConstBytes record) { return parse_table(record, file.header_); });
+    expect(scanner, RecordKind::kTable, "table", [&](Bytes record) {
+      table_ = parse_table(record, header_);
+      table_record_ = std::move(record);
+      return 0;
+    });
     std::uint64_t changed = 0;
     std::uint64_t frame_bytes = 0;
     Bytes checksums;
-    while (!scanner.at_end() && scanner.peek() == RecordKind::kFrame) {
-      expect(scanner, RecordKind::kFrame, fmt::format("frame {}:", file.frames_.size()).c_str(),
-             [&](ConstBytes record) {
-               const FrameHeader frame = parse_frame_header(record);
-               if (frame.delta_id != file.header_.delta_id) {
-                 throw Error(ErrorCode::kForeignStream, "the frame belongs to another delta");
-               }
-               if (frame.sequence != file.frames_.size()) corrupt(fmt::format("frame {} stands here", frame.sequence));
-               changed += frame.changed;
-               frame_bytes += record.size();
-               const auto* checksum = reinterpret_cast<const std::byte*>(&frame.checksum);
-               checksums.insert(checksums.end(), checksum, checksum + 8);
-               file.frames_.push_back(record);
-               file.release_frame(file.frames_.size() - 1);
-               return 0;
-             });
+    while (!scanner.at_end() && scanner.peek().kind == RecordKind::kFrame) {
+      expect(scanner, RecordKind::kFrame, fmt::format("frame {}:", frames_.size()).c_str(), [&](const Bytes& record) {
+        const FrameHeader frame = parse_frame_header(record);
+        if (frame.delta_id != header_.delta_id) {
+          throw Error(ErrorCode::kForeignStream, "the frame belongs to another delta");
+        }
+        if (frame.sequence != frames_.size()) corrupt(fmt::format("frame {} stands here", frame.sequence));
+        changed += frame.changed;
+        frame_bytes += record.size();
+        const auto* checksum = reinterpret_cast<const std::byte*>(&frame.checksum);
+        checksums.insert(checksums.end(), checksum, checksum + 8);
+        frames_.push_back({scanner.offset() - record.size(), record.size()});
+        return 0;
+      });
     }
-    expect(scanner, RecordKind::kCommit, "commit", [&](ConstBytes record) {
-      file.commit_record_ = record;
-      file.commit_ = parse_commit(record);
-      const CommitRecord& commit = file.commit_;
-      if (commit.delta_id != file.header_.delta_id) {
+    expect(scanner, RecordKind::kCommit, "commit", [&](Bytes record) {
+      commit_ = parse_commit(record);
+      commit_record_ = std::move(record);
+      const CommitRecord& commit = commit_;
+      if (commit.delta_id != header_.delta_id) {
         throw Error(ErrorCode::kForeignStream, "the commit record belongs to another delta");
       }
-      if (commit.version != file.header_.version || commit.frames != file.frames_.size() || commit.changed != changed ||
+      if (commit.version != header_.version || commit.frames != frames_.size() || commit.changed != changed ||
           commit.frame_bytes != frame_bytes || commit.frames_hash != xxh3_64(checksums)) {
         corrupt("the commit record does not match the frames");
       }
-      if (file.frames_.empty() && commit.result_digest != file.header_.base_digest) {
+      if (frames_.empty() && commit.result_digest != header_.base_digest) {
         corrupt("a delta without frames promises another digest");
       }
       return 0;
     });
     if (!scanner.at_end())
       throw Error(ErrorCode::kCorrupt, "bytes follow the commit record", scanner.where("trailing"));
-    return file;
   } catch (const Error& error) {
-    throw error.within(name);
+    throw error.within(name_);
   }
 }
 
@@ -162,7 +191,8 @@ DeltaReport DeltaFile::report() const {
   bool any = false;
   try {
     for (std::size_t i = 0; i < frames_.size(); ++i) {
-      const FrameReader frame(frames_[i], header_, table_);
+      const Bytes record = this->frame(i);
+      const FrameReader frame(record, header_, table_);
       for (const BlockRef& block : frame.blocks()) {
         try {
           if (any && !follows(last, block)) corrupt("blocks of two frames are out of order or overlap");
@@ -174,7 +204,6 @@ DeltaReport DeltaFile::report() const {
         any = true;
         count(block, report, tensors);
       }
-      release_frame(i);
     }
   } catch (const Error& error) {
     throw error.within(name_);

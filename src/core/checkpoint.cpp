@@ -17,8 +17,8 @@ constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{1} << 28;
 
 Checkpoint::FilePart open_part(FileSystem& fs, const std::string& path) {
   try {
-    Checkpoint::FilePart part{path, {}, fs.map(path)};
-    part.header = SafetensorsHeader::parse(part.mapping->bytes(), part.mapping->bytes().size());
+    Checkpoint::FilePart part{path, {}, fs.open(path, OpenMode::kRead)};
+    part.header = SafetensorsHeader::read(*part.file);
     return part;
   } catch (const Error& error) {
     if (error.context().starts_with(path)) throw;
@@ -163,20 +163,23 @@ Checkpoint Checkpoint::open(FileSystem& fs, const std::string& path) {
   return checkpoint;
 }
 
-ConstBytes Checkpoint::tensor(std::size_t i) const {
+void Checkpoint::read(std::size_t i, std::uint64_t begin_byte, MutableBytes room) const {
   const Location& at = locations_.at(i);
-  return files_[at.file].mapping->bytes().subspan(at.begin, table_[i].bytes());
+  try {
+    files_[at.file].file->read_at(at.begin + begin_byte, room);
+  } catch (const Error& error) {
+    throw error.within(fmt::format("tensor '{}' at byte {}", excerpt(table_[i].name), begin_byte));
+  }
 }
 
-std::vector<ConstBytes> Checkpoint::tensors() const {
-  std::vector<ConstBytes> all;
-  for (std::size_t i = 0; i < table_.size(); ++i) all.push_back(tensor(i));
-  return all;
+std::vector<std::byte> Checkpoint::tensor(std::size_t i) const {
+  std::vector<std::byte> bytes(table_[i].bytes());
+  read(i, 0, bytes);
+  return bytes;
 }
 
-void Checkpoint::release(std::size_t i, std::uint64_t begin_byte, std::uint64_t bytes) const noexcept {
-  const Location& at = locations_[i];
-  files_[at.file].mapping->release(at.begin + begin_byte, bytes);
+TensorReader Checkpoint::reader() const {
+  return {table_, [this](std::size_t i, std::uint64_t begin_byte, MutableBytes room) { read(i, begin_byte, room); }};
 }
 
 SafetensorsWriter::SafetensorsWriter(FileSystem& fs, const std::string& path, std::vector<TensorSpec> specs,

@@ -5,7 +5,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -94,7 +93,10 @@ class PosixFile : public File {
         return ::pread(descriptor_, buffer.data(), std::min(buffer.size(), kMaxTransfer), static_cast<off_t>(offset));
       });
       if (got < 0) fail("read", path_, errno);
-      if (got == 0) throw Error(ErrorCode::kIo, fmt::format("the file ends at offset {}", offset), path_);
+      if (got == 0) {
+        throw Error(ErrorCode::kIo, fmt::format("the file ends at offset {}: nothing to read at {}", size(), offset),
+                    path_);
+      }
       offset += static_cast<std::uint64_t>(got);
       buffer = buffer.subspan(static_cast<std::size_t>(got));
     }
@@ -124,50 +126,22 @@ class PosixFile : public File {
   std::string path_;
 };
 
-class PosixMapping : public FileMapping {
- public:
-  PosixMapping(void* base, std::size_t size) : base_(static_cast<std::byte*>(base)), size_(size) {}
-  ~PosixMapping() override {
-    if (size_ != 0) ::munmap(base_, size_);
-  }
-  PosixMapping(const PosixMapping&) = delete;
-  PosixMapping& operator=(const PosixMapping&) = delete;
-
-  std::span<const std::byte> bytes() const noexcept override { return {base_, size_}; }
-
-  void release(std::uint64_t offset, std::uint64_t length) const noexcept override {
-    // Releases only pages that lie wholly inside, because their neighbours may still be needed.
-    const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-    const std::uint64_t end = std::min<std::uint64_t>(offset + length, size_);
-    const std::uint64_t first = (offset + page - 1) / page * page;
-    const std::uint64_t last = end == size_ ? end : end / page * page;
-    if (first < last) ::madvise(base_ + first, last - first, MADV_DONTNEED);
-  }
-
- private:
-  std::byte* base_;
-  std::size_t size_;
-};
-
-/// Throws the error of an open() that found nothing; a link that leads nowhere is named as such.
-[[noreturn]] void fail_to_open(const std::string& path, int error) {
+/// Says of a link to nothing that it is one.
+[[noreturn]] void fail_open(const std::string& path, int error) {
   std::error_code no_link;
   const std::filesystem::path target = std::filesystem::read_symlink(path, no_link);
-  if (no_link || error != ENOENT) fail("open", path, error);
-  throw Error(ErrorCode::kIo, fmt::format("is a link to '{}', and nothing is there", target.string()), path);
+  if (error != ENOENT || no_link) fail("open", path, error);
+  throw Error(ErrorCode::kIo, fmt::format("a link to '{}', where nothing is", target.string()), path);
 }
 
 /// Opens an existing file. A pipe, whose writer may never come, is not waited for: whatever is no regular file is
 /// Error{kIo}.
-int open_regular(const std::string& path, int flags, struct stat* status = nullptr) {
+int open_regular(const std::string& path, int flags) {
   const int descriptor = retry([&] { return ::open(path.c_str(), flags | O_NONBLOCK); });
-  if (descriptor < 0) fail_to_open(path, errno);
+  if (descriptor < 0) fail_open(path, errno);
   struct stat found {};
   const int error = ::fstat(descriptor, &found) != 0 ? errno : 0;
-  if (error == 0 && S_ISREG(found.st_mode)) {
-    if (status != nullptr) *status = found;
-    return descriptor;
-  }
+  if (error == 0 && S_ISREG(found.st_mode)) return descriptor;
   ::close(descriptor);
   if (error != 0) fail("fstat", path, error);
   throw Error(ErrorCode::kIo, "not a regular file", path);
@@ -198,18 +172,6 @@ class PosixFileSystem : public FileSystem {
     const int descriptor = retry([&] { return ::open(path.c_str(), flags, permissions); });
     if (descriptor < 0) fail("open", path, errno);
     return std::make_unique<PosixFile>(descriptor, path);
-  }
-
-  std::unique_ptr<FileMapping> map(const std::string& path) override {
-    require_local(path);
-    struct stat status {};
-    const int descriptor = open_regular(path, O_RDONLY | O_CLOEXEC, &status);
-    const auto size = static_cast<std::size_t>(status.st_size);
-    void* base = size == 0 ? nullptr : ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
-    const int error = errno;
-    ::close(descriptor);
-    if (base == MAP_FAILED) fail("mmap", path, error);
-    return std::make_unique<PosixMapping>(base, size);
   }
 
   bool exists(const std::string& path) override {
@@ -338,6 +300,13 @@ std::uint64_t FileSystem::names(const std::string&) { return 1; }
 std::string FileSystem::resolved(const std::string& path) { return path; }
 
 bool FileSystem::link(const std::string&, const std::string&) { return false; }
+
+std::vector<std::byte> read_file(FileSystem& fs, const std::string& path) {
+  const std::unique_ptr<File> file = fs.open(path, OpenMode::kRead);
+  std::vector<std::byte> bytes(file->size());
+  file->read_at(0, bytes);
+  return bytes;
+}
 
 FileSystem& FileSystem::posix() {
   static PosixFileSystem file_system;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -20,8 +21,21 @@ namespace {
 constexpr std::string_view kMetadataKey = "__metadata__";
 /// Metadata that says which tensors of integers hold two 4-bit numbers a byte: a JSON object of names, {"w": "I4X2"}.
 constexpr const char* kDTypesKey = "sparsecast.dtypes";
-/// Shapes of this dtype count 4-bit numbers, two a byte.
+/// The name of kF4X2 in files.
 constexpr std::string_view kFp4Name = "F4";
+
+/// Numbers of less than a byte that fill whole bytes.
+struct PackedNumbers {
+  std::uint64_t numbers = 1;
+  std::uint64_t bytes = 1;
+};
+
+/// Returns how numbers of a dtype lie in bytes, where shapes in files count numbers, and those of tables bytes.
+PackedNumbers packed_numbers(DType dtype) {
+  if (dtype == DType::kF4X2) return {2, 1};
+  return is_fp6(dtype) ? PackedNumbers{4, 3} : PackedNumbers{};
+}
+
 /// Last dimension of a tensor of pairs that a file has as I32, eight numbers a word: the bytes of a word.
 constexpr std::uint64_t kWordBytes = 4;
 
@@ -209,11 +223,13 @@ SafetensorsEntry check_entry(const RawEntry& raw, std::uint64_t data_bytes, std:
     corrupt(fmt::format("data [{}, {}) lies outside the {} bytes of data", begin, end, data_bytes), context);
   }
   std::vector<std::uint64_t> shape = raw.shape;
-  if (raw.dtype == kFp4Name) {
-    if (shape.empty() || shape.back() % 2 != 0) {
-      unsupported("rows of an odd number of F4 values, whose bytes are shared", context);
+  if (const auto [numbers, bytes] = packed_numbers(*dtype); numbers != 1) {
+    if (shape.empty() || shape.back() % numbers != 0) {
+      unsupported(
+          fmt::format("rows of {} whose length is no multiple of {}: they would share bytes", raw.dtype, numbers),
+          context);
     }
-    shape.back() /= 2;
+    shape.back() = shape.back() / numbers * bytes;
   }
   const std::uint64_t most = (end - begin) / element_size(*dtype);
   std::uint64_t elements = 1;
@@ -255,6 +271,12 @@ void declare_pairs(const std::string& metadata, std::vector<SafetensorsEntry>& e
 
 /// Returns dtype and shape as a header states them. Pairs are what checkpoints of engines have: words, or bytes.
 std::pair<std::string_view, std::vector<std::uint64_t>> type_in_file(const TensorSpec& spec) {
+  if (is_fp6(spec.dtype)) {
+    const auto [numbers, bytes] = packed_numbers(spec.dtype);
+    std::vector<std::uint64_t> shape = spec.shape;
+    shape.back() = shape.back() / bytes * numbers;
+    return {to_string(spec.dtype), std::move(shape)};
+  }
   if (!is_pair(spec.dtype)) return {to_string(spec.dtype), spec.shape};
   if (spec.shape.size() < 2 || spec.shape.back() != kWordBytes) return {to_string(DType::kU8), spec.shape};
   return {to_string(DType::kI32), {spec.shape.begin(), spec.shape.end() - 1}};
@@ -279,6 +301,14 @@ void check_writable(std::span<const TensorSpec> specs, const std::map<std::strin
     if (spec.name == kMetadataKey) throw Error(ErrorCode::kUsage, "the format reserves this name", where(spec.name));
     if (spec.name.find('\0') != std::string::npos) {
       throw Error(ErrorCode::kUsage, "a name with a zero byte", where(spec.name));
+    }
+    if (!is_fp6(spec.dtype)) continue;
+    const auto [numbers, bytes] = packed_numbers(spec.dtype);
+    const std::uint64_t most = std::numeric_limits<std::uint64_t>::max() / numbers * bytes;
+    if (spec.shape.empty() || spec.shape.back() % bytes != 0 || spec.shape.back() > most) {
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("rows of {} whose bytes are no multiple of {}", to_string(spec.dtype), bytes),
+                  where(spec.name));
     }
   }
   for (const auto& [key, value] : metadata) {
@@ -360,6 +390,21 @@ SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> bytes, std
   }
   if (next != file_bytes) corrupt(fmt::format("the tensors end at offset {}, the file at {}", next, file_bytes));
   return header;
+}
+
+SafetensorsHeader SafetensorsHeader::read(File& file) {
+  const std::uint64_t size = file.size();
+  std::vector<std::byte> bytes(std::min<std::uint64_t>(size, sizeof(std::uint64_t)));
+  file.read_at(0, bytes);
+  if (bytes.size() == sizeof(std::uint64_t)) {
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    if (length <= kMaxHeaderBytes && length <= size - sizeof(length)) {
+      bytes.resize(sizeof(length) + length);
+      file.read_at(sizeof(length), std::span(bytes).subspan(sizeof(length)));
+    }
+  }
+  return parse(bytes, size);
 }
 
 std::vector<std::byte> SafetensorsHeader::serialize(std::span<const TensorSpec> specs,

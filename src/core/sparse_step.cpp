@@ -69,10 +69,10 @@ bool SparseStep::recognises(const SafetensorsHeader& header) {
 SparseStep SparseStep::open(FileSystem& fs, const std::string& path, const TensorTable& base) {
   SparseStep step;
   step.base_ = base;
-  step.mapping_ = fs.map(path);
-  const std::span<const std::byte> bytes = step.mapping_->bytes();
+  step.file_ = fs.open(path, OpenMode::kRead);
+  std::vector<std::byte> room;
   try {
-    const SafetensorsHeader header = SafetensorsHeader::parse(bytes, bytes.size());
+    const SafetensorsHeader header = SafetensorsHeader::read(*step.file_);
     step.metadata_ = header.metadata;
     std::map<std::string, const SafetensorsEntry*> by_name;
     for (const SafetensorsEntry& entry : header.entries) by_name[entry.spec.name] = &entry;
@@ -91,7 +91,8 @@ SparseStep SparseStep::open(FileSystem& fs, const std::string& path, const Tenso
       if (!tensor) throw Error(ErrorCode::kTableMismatch, "the base has no such tensor", where);
       const TensorSpec& spec = base[*tensor];
       const std::optional<TensorSpec> pairs = as_pairs(values.spec, spec.dtype);
-      if (values.spec.dtype != spec.dtype && !(pairs && pairs->shape == values.spec.shape)) {
+      const bool in_bytes = is_fp6(spec.dtype) && values.spec.dtype == DType::kU8;
+      if (values.spec.dtype != spec.dtype && !in_bytes && !(pairs && pairs->shape == values.spec.shape)) {
         throw Error(ErrorCode::kTableMismatch,
                     fmt::format("values of {} for a tensor of {}", to_string(values.spec.dtype), to_string(spec.dtype)),
                     where);
@@ -102,13 +103,9 @@ SparseStep SparseStep::open(FileSystem& fs, const std::string& path, const Tenso
                                 to_string(indices.spec.dtype), values.spec.elements()),
                     where);
       }
-      Entry entry;
-      entry.tensor = *tensor;
-      entry.count = indices.spec.elements();
-      entry.indices = bytes.subspan(indices.begin, indices.spec.bytes());
-      entry.values = bytes.subspan(values.begin, values.spec.bytes());
+      const Entry entry{{*tensor, indices.spec.elements()}, indices.begin, values.begin};
       try {
-        check_indices(entry.indices, entry.count, spec.elements(), indices.begin);
+        check_indices(step.read(entry, room).indices, entry.head.count, spec.elements(), indices.begin);
       } catch (const Error& error) {
         throw error.within(where);
       }
@@ -120,23 +117,47 @@ SparseStep SparseStep::open(FileSystem& fs, const std::string& path, const Tenso
   return step;
 }
 
+TensorPatch SparseStep::read(const Entry& entry, std::vector<std::byte>& room) const {
+  const TensorSpec& spec = base_[entry.head.tensor];
+  const std::uint64_t indices = entry.head.count * sizeof(std::int32_t);
+  const std::uint64_t values = entry.head.count * element_size(spec.dtype);
+  room.resize(indices + values);
+  const std::span<std::byte> all = room;
+  try {
+    file_->read_at(entry.indices, all.first(indices));
+    file_->read_at(entry.values, all.subspan(indices));
+  } catch (const Error& error) {
+    throw error.within(fmt::format("tensor '{}'", excerpt(spec.name)));
+  }
+  return {entry.head.tensor, all.first(indices), all.subspan(indices), entry.head.count};
+}
+
+TensorPatches SparseStep::patches() const {
+  TensorPatches patches;
+  for (const Entry& entry : entries_) patches.heads.push_back(entry.head);
+  patches.read = [this](std::size_t n, std::vector<std::byte>& room) { return read(entries_[n], room); };
+  return patches;
+}
+
 std::uint64_t SparseStep::apply(std::span<const MutableBytes> tensors) const {
   if (tensors.size() != base_.size()) throw Error(ErrorCode::kUsage, "the tensors are not those of the base's table");
   for (const Entry& entry : entries_) {
-    if (tensors[entry.tensor].size() != base_[entry.tensor].bytes()) {
+    if (tensors[entry.head.tensor].size() != base_[entry.head.tensor].bytes()) {
       throw Error(ErrorCode::kUsage, "the tensor has another size than in the base's table",
-                  fmt::format("tensor '{}'", base_[entry.tensor].name));
+                  fmt::format("tensor '{}'", base_[entry.head.tensor].name));
     }
   }
   std::uint64_t written = 0;
+  std::vector<std::byte> room;
   for (const Entry& entry : entries_) {
-    with_word(element_size(base_[entry.tensor].dtype), [&]<class T>() {
-      for (std::uint64_t i = 0; i < entry.count; ++i) {
-        const auto index = static_cast<std::size_t>(load_word<std::int32_t>(entry.indices.data(), i));
-        store_word(tensors[entry.tensor].data(), index, load_word<T>(entry.values.data(), i));
+    const TensorPatch patch = read(entry, room);
+    with_word(element_size(base_[patch.tensor].dtype), [&]<class T>() {
+      for (std::uint64_t i = 0; i < patch.count; ++i) {
+        const auto index = static_cast<std::size_t>(load_word<std::int32_t>(patch.indices.data(), i));
+        store_word(tensors[patch.tensor].data(), index, load_word<T>(patch.values.data(), i));
       }
     });
-    written += entry.count;
+    written += patch.count;
   }
   return written;
 }

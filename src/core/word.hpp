@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Storage bits of elements as unsigned words. Buffers may be unaligned (tensors of a mapped file are),
+// Storage bits of elements as unsigned words. Buffers may be unaligned (tensors of a file that is in memory are),
 // so words are moved with memcpy.
 
 #include <cstddef>

@@ -43,9 +43,9 @@ std::optional<std::uint64_t> version_of_step_name(std::string_view name) {
 }
 
 std::map<std::string, std::string> metadata_of(FileSystem& fs, const std::string& path, bool& sparse) {
-  const std::unique_ptr<FileMapping> mapping = fs.map(path);
+  const std::unique_ptr<File> file = fs.open(path, OpenMode::kRead);
   try {
-    const SafetensorsHeader header = SafetensorsHeader::parse(mapping->bytes(), mapping->bytes().size());
+    const SafetensorsHeader header = SafetensorsHeader::read(*file);
     sparse = SparseStep::recognises(header);
     return header.metadata;
   } catch (const Error& error) {

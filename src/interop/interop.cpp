@@ -17,10 +17,8 @@
 namespace sparsecast {
 namespace {
 
-CommitRecord encode(const Checkpoint& base, std::unique_ptr<TileDetector> detector,
-                    std::vector<const Checkpoint*> passed, const DeltaHeader& header, const EncodeOptions& options,
-                    const RecordSink& sink) {
-  detector = make_releasing_detector(std::move(detector), std::move(passed));
+CommitRecord encode(const Checkpoint& base, const std::unique_ptr<TileDetector>& detector, const DeltaHeader& header,
+                    const EncodeOptions& options, const RecordSink& sink) {
   return encode_delta(base.table(), *detector, header, options, true, sink);
 }
 
@@ -28,14 +26,13 @@ CommitRecord read_full(FileSystem& fs, const ForeignStep& step, const Checkpoint
                        const EncodeOptions& options, const RecordSink& sink) {
   const Checkpoint target = Checkpoint::open(fs, step.path);
   require_same_table(base.table(), "the base", target.table(), step.path);
-  return encode(base, make_compare_detector(base.table(), target.tensors(), base.tensors()), {&base, &target}, header,
-                options, sink);
+  return encode(base, make_checkpoint_detector(base, target), header, options, sink);
 }
 
 CommitRecord read_sparse_file(FileSystem& fs, const ForeignStep& step, const Checkpoint& base,
                               const DeltaHeader& header, const EncodeOptions& options, const RecordSink& sink) {
   const SparseStep sparse = SparseStep::open(fs, step.path, base.table());
-  return encode(base, make_sparse_step_detector(base, sparse), {&base}, header, options, sink);
+  return encode(base, make_patch_detector(base, sparse.patches()), header, options, sink);
 }
 
 }  // namespace
@@ -50,9 +47,9 @@ CommitRecord read_foreign_step(FileSystem& fs, const ForeignStep& step, const Ch
   if (step.family == ForeignFamily::kSlime) {
     slime::read_delta(fs, step.path, base, store);
   } else {
-    packed::read_directory(fs, step.path, base, scratch, store);
+    packed::read_directory(fs, step.path, base, store);
   }
-  return encode(base, make_patch_detector(base, store.patches()), {&base}, header, options, sink);
+  return encode(base, make_patch_detector(base, store.patches()), header, options, sink);
 }
 
 std::vector<std::string> write_foreign_step(FileSystem& fs, const DeltaFile& delta, const Checkpoint& base,
@@ -60,8 +57,8 @@ std::vector<std::string> write_foreign_step(FileSystem& fs, const DeltaFile& del
   require_same_table(base.table(), "the base", delta.table(), delta.name());
   WorkDirectory scratch(fs, directory);
   PatchStore store(base.table(), scratch);
-  for_each_patch(delta, base.tensors(), store.sink());
-  const std::vector<TensorPatch>& patches = store.patches();
+  for_each_patch(delta, base.reader(), store.sink());
+  const TensorPatches patches = store.patches();
   const DeltaHeader& header = delta.header();
   switch (options.format) {
     case ForeignFormat::kTrl:

@@ -86,7 +86,7 @@ PackedFlush& PackedFlusher::open_flush(DType dtype, std::uint64_t more_bytes) {
 void PackedFlusher::add(const TensorPatch& patch) {
   if (patch.count == 0) return;
   const TensorSpec& spec = table_[patch.tensor];
-  if (is_pair(spec.dtype)) {
+  if (is_pair(spec.dtype) || is_fp6(spec.dtype)) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("packed patches have no name for {}: declare the tensor as U8", to_string(spec.dtype)),
                 fmt::format("tensor '{}'", spec.name));

@@ -173,8 +173,7 @@ Layout parse_layout_json(std::string_view json, const std::string& name, const L
 }
 
 Layout read_layout_file(FileSystem& fs, const std::string& path, const LayoutFileOptions& options) {
-  const auto mapping = fs.map(path);
-  const auto bytes = mapping->bytes();
+  const std::vector<std::byte> bytes = read_file(fs, path);
   return parse_layout_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path, options);
 }
 

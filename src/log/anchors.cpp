@@ -85,15 +85,14 @@ void upload_file(ObjectStore& store, const std::string& directory, const LogAnch
 }  // namespace
 
 AnchorRef LogWriter::write_anchor(FileSystem& fs, const std::string& checkpoint, std::uint64_t version) {
-  return write_anchor(fs, Checkpoint::open(fs, checkpoint), checkpoint, version);
+  return write_anchor(Checkpoint::open(fs, checkpoint), checkpoint, version);
 }
 
-AnchorRef LogWriter::write_anchor(FileSystem& fs, const Checkpoint& checkpoint, const std::string& path,
-                                  std::uint64_t version) {
+AnchorRef LogWriter::write_anchor(const Checkpoint& checkpoint, const std::string& path, std::uint64_t version) {
   State& state = *state_;
   state.require_trusted_key(state.current_head());
   const LogCommit commit = state.existing_commit(version);
-  const CheckpointStore source(fs, CheckpointLayout::of(checkpoint), OpenMode::kRead);
+  const CheckpointStore source(checkpoint);
   if (!(source.table().hash() == commit.table_hash)) {
     throw Error(ErrorCode::kTableMismatch, "the checkpoint has other tensors than the log", path);
   }

@@ -64,7 +64,7 @@ class CheckpointTarget : public FollowerTarget {
     if (keep_plain_ && is_context(delta)) {
       const Checkpoint checkpoint = Checkpoint::open(fs_, place_.path());
       require_same_table(checkpoint.table(), place_.path(), delta.table(), delta.name());
-      PlainDeltas(fs_, place_.path()).keep(delta, checkpoint.tensors(), apply_options_.threads);
+      PlainDeltas(fs_, place_.path()).keep(delta, checkpoint.reader(), apply_options_.threads);
     }
     // Until the end only recover() can say what is there.
     const StateDigest base = *known_;
@@ -150,7 +150,7 @@ class CheckpointTarget : public FollowerTarget {
   }
 
   StateDigest read_digest(const std::string& path) {
-    const CheckpointStore store(fs_, CheckpointLayout::of(Checkpoint::open(fs_, path)), OpenMode::kRead);
+    const CheckpointStore store(Checkpoint::open(fs_, path));
     return sum(digest_store(store, apply_options_.threads, apply_options_.progress));
   }
 

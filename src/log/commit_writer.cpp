@@ -79,14 +79,11 @@ LogCommit LogWriter::State::settle() {
   return *head;
 }
 
-DeltaSource::DeltaSource(const DeltaFile& file) : header_(file.header()), result_(file.commit()), file_(&file) {
-  // The records of a delta file lie one after the other: header and table are what comes before the first of the rest.
-  const ConstBytes after_table = file.frames() > 0 ? file.frame(0) : file.commit_record();
-  const std::byte* begin = file.header_record().data();
-  pieces_.emplace_back(begin, static_cast<std::size_t>(after_table.data() - begin));
-  for (std::size_t i = 0; i < file.frames(); ++i) pieces_.push_back(file.frame(i));
-  pieces_.push_back(file.commit_record());
-}
+DeltaSource::DeltaSource(const DeltaFile& file)
+    : header_(file.header()),
+      result_(file.commit()),
+      pieces_{file.header_record(), file.table_record(), file.commit_record()},
+      file_(&file) {}
 
 DeltaSource::DeltaSource(const Delta& delta, const TensorTable& table) : header_(delta.info), result_(delta.result) {
   owned_.push_back(pack_table(table, delta.info.delta_id));
@@ -114,6 +111,7 @@ DeltaSource DeltaSource::unchanged(const StreamId& stream, const TensorTable& ta
 std::uint64_t DeltaSource::bytes() const noexcept {
   std::uint64_t total = 0;
   for (const ConstBytes piece : pieces_) total += piece.size();
+  for (std::size_t i = 0; file_ != nullptr && i < file_->frames(); ++i) total += file_->frame_bytes(i);
   return total;
 }
 
@@ -125,8 +123,10 @@ ContentHash DeltaSource::hash() const {
 
 void DeltaSource::for_each(const std::function<void(ConstBytes piece)>& take) const {
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    if (file_ != nullptr && i + 1 == pieces_.size()) {
+      for (std::size_t f = 0; f < file_->frames(); ++f) take(file_->frame(f));
+    }
     take(pieces_[i]);
-    if (file_ != nullptr && i > 0 && i <= file_->frames()) file_->release_frame(i - 1);
   }
 }
 

@@ -109,7 +109,7 @@ class Merger {
     if (since) all.emplace(DeltaFile::open(fs_, since->path()));
     EncodeOptions options = options_like(delta, Compression::kAsFound);
     options.positions = PositionMode::kContext;
-    const std::vector<ConstBytes> tensors = mirror_->checkpoint.tensors();
+    const TensorReader tensors = mirror_->checkpoint.reader();
     return write([&](const RecordSink& sink) { recode(delta, options, sink, tensors, all ? &*all : &delta); });
   }
 

@@ -177,8 +177,7 @@ class Verification {
     if (check(anchor_record_key(ref), [&] {
           const LogAnchor anchor = reader_.anchor(ref);
           reader_.fetch_anchor(anchor, fs_, directory);
-          const CheckpointStore checkpoint(fs_, CheckpointLayout::of(Checkpoint::open(fs_, directory)),
-                                           OpenMode::kRead);
+          const CheckpointStore checkpoint(Checkpoint::open(fs_, directory));
           if (!(checkpoint.table().hash() == anchor.table_hash)) {
             throw Error(ErrorCode::kMixed, "its files hold other tensors than it says");
           }

@@ -39,7 +39,7 @@ class DeltaSource {
   CommitRecord result_;
   std::vector<Bytes> owned_;  ///< Memory that some of `pieces_` refer to.
   std::vector<ConstBytes> pieces_;
-  const DeltaFile* file_ = nullptr;  ///< Pages of its frames, pieces 1 to frames(), are let go after use.
+  const DeltaFile* file_ = nullptr;  ///< Its frames come before the last piece.
 };
 
 /// The writing half's state (docs/delta-log.md, "Publishing"):

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "core/file_tree.hpp"
@@ -45,7 +46,7 @@ void PlainDeltas::make_directory() {
   if (!fs_.is_directory(directory_)) fs_.make_directory(directory_);
 }
 
-void PlainDeltas::keep(const DeltaFile& delta, std::span<const ConstBytes> base, int threads) {
+void PlainDeltas::keep(const DeltaFile& delta, const TensorReader& base, int threads) {
   if (!is_context(delta)) return;
   make_directory();
   const DeltaHeader& header = delta.header();
@@ -62,9 +63,16 @@ void PlainDeltas::keep(const DeltaFile& delta, std::span<const ConstBytes> base,
 
 void PlainDeltas::adopt(const std::string& file, std::uint64_t from, std::uint64_t to) {
   make_directory();
-  const std::unique_ptr<FileMapping> mapping = fs_.map(file);
+  constexpr std::uint64_t kWindowBytes = std::uint64_t{1} << 20;
+  const std::unique_ptr<File> original = fs_.open(file, OpenMode::kRead);
   AtomicFile copy(fs_, path(from, to));
-  copy.append(mapping->bytes());
+  const std::uint64_t size = original->size();
+  Bytes window;
+  for (std::uint64_t at = 0; at < size; at += window.size()) {
+    window.resize(std::min(kWindowBytes, size - at));
+    original->read_at(at, window);
+    copy.append(window);
+  }
   copy.commit();
 }
 

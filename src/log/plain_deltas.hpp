@@ -31,7 +31,7 @@ class PlainDeltas {
   PlainDeltas(FileSystem& fs, const std::string& checkpoint);
 
   /// Writes a `context` delta whose base has these tensors; does nothing for others. Throws Error{kIo | kWrongBase}.
-  void keep(const DeltaFile& delta, std::span<const ConstBytes> base, int threads);
+  void keep(const DeltaFile& delta, const TensorReader& base, int threads);
   /// Puts a file with a delta over several versions, which stands by itself, among them.
   void adopt(const std::string& file, std::uint64_t from, std::uint64_t to);
   /// Returns the delta's path; nullopt when there is none, or one of another history than that of `digest_of`.

@@ -57,10 +57,7 @@ class SubscriberTarget : public FollowerTarget {
     align_version(delta.header());
     try {
       subscriber_.stage(delta.header_record());
-      for (std::size_t i = 0; i < delta.frames(); ++i) {
-        subscriber_.stage(delta.frame(i));
-        delta.release_frame(i);
-      }
+      for (std::size_t i = 0; i < delta.frames(); ++i) subscriber_.stage(delta.frame(i));
       subscriber_.stage(delta.commit_record());
       const Pause pause(pause_);
       subscriber_.apply();
@@ -73,7 +70,7 @@ class SubscriberTarget : public FollowerTarget {
 
   void reseed(const std::string& directory, std::uint64_t version, const StateDigest& expected) override {
     try {
-      const CheckpointStore store(fs_, CheckpointLayout::of(Checkpoint::open(fs_, directory)), OpenMode::kRead);
+      const CheckpointStore store(Checkpoint::open(fs_, directory));
       require_same_table(*table_, "the live tensors", store.table(), directory);
       const StateDigest found = sum(digest_store(store, 1));
       if (!(found == expected)) {

@@ -147,9 +147,8 @@ bool is_context(const DeltaFile& delta) { return delta.header().positions == Pos
 
 /// The base's tensors, when one of the deltas or the result has places that only they tell; throws Error{kUsage}
 /// without them, and Error{kTableMismatch} when they are not those of the table.
-std::optional<std::span<const ConstBytes>> base_for(const DeltaFile& first, const DeltaFile& second,
-                                                    const EncodeOptions& options,
-                                                    const std::optional<std::span<const ConstBytes>>& base) {
+std::optional<TensorReader> base_for(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
+                                     const std::optional<TensorReader>& base) {
   const bool needed = is_context(first) || is_context(second) || options.positions == PositionMode::kContext;
   if (!needed) return std::nullopt;
   if (!base) {
@@ -163,10 +162,10 @@ std::optional<std::span<const ConstBytes>> base_for(const DeltaFile& first, cons
   return base;
 }
 
-void require_base_of(const std::span<const ConstBytes>& base, const TensorTable& table) {
+void require_base_of(const TensorReader& base, const TensorTable& table) {
   if (base.size() != table.size()) throw Error(ErrorCode::kTableMismatch, "the base has another tensor table");
   for (std::size_t t = 0; t < table.size(); ++t) {
-    if (base[t].size() != table[t].bytes()) {
+    if (base.bytes(t) != table[t].bytes()) {
       throw Error(ErrorCode::kTableMismatch, "the base has another size", fmt::format("tensor '{}'", table[t].name));
     }
   }
@@ -186,12 +185,12 @@ void require_way_back(const DeltaFile& delta, const DeltaFile& since) {
 }  // namespace
 
 CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
-                     const RecordSink& sink, std::optional<std::span<const ConstBytes>> base) {
+                     const RecordSink& sink, const std::optional<TensorReader>& given_base) {
   require_composable(first, second);
   const TensorTable& table = first.table();
   const DeltaFile& with_values = first.frames() > 0 ? first : second;
-  const EncodeOptions effective = derived_options(options, with_values, base.has_value());
-  base = base_for(first, second, effective, base);
+  const EncodeOptions effective = derived_options(options, with_values, given_base.has_value());
+  const std::optional<TensorReader> base = base_for(first, second, effective, given_base);
   if (base) require_base_of(*base, table);
   const DeltaHeader header = make_header(table, effective, first.header().stream, first.header().base_version,
                                          second.header().version, first.header().base_digest);
@@ -225,10 +224,10 @@ CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const Enco
 }
 
 CommitRecord recode(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
-                    std::optional<std::span<const ConstBytes>> base, const DeltaFile* since) {
+                    const std::optional<TensorReader>& given_base, const DeltaFile* since) {
   const TensorTable& table = delta.table();
-  const EncodeOptions effective = derived_options(options, delta, base.has_value());
-  base = base_for(delta, delta, effective, base);
+  const EncodeOptions effective = derived_options(options, delta, given_base.has_value());
+  const std::optional<TensorReader> base = base_for(delta, delta, effective, given_base);
   if (base) require_base_of(*base, table);
   if (since != nullptr) require_way_back(delta, *since);
   const DeltaHeader header = make_header(table, effective, delta.header().stream, delta.header().base_version,
@@ -253,14 +252,14 @@ CommitRecord recode(const DeltaFile& delta, const EncodeOptions& options, const 
 }
 
 CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
-                    std::optional<std::span<const ConstBytes>> base) {
+                    const std::optional<TensorReader>& given_base) {
   const TensorTable& table = delta.table();
-  const EncodeOptions effective = derived_options(options, delta, base.has_value());
+  const EncodeOptions effective = derived_options(options, delta, given_base.has_value());
   const bool raw = effective.values == ValueCodec::kRaw;
-  if (raw && !base) {
+  if (raw && !given_base) {
     throw Error(ErrorCode::kUsage, "a raw delta says only the new bits; inverting it needs the base", delta.name());
   }
-  if (!raw) base = base_for(delta, delta, effective, base);
+  const std::optional<TensorReader> base = raw ? given_base : base_for(delta, delta, effective, given_base);
   if (base) require_base_of(*base, table);
   const DeltaHeader header = make_header(table, effective, delta.header().stream, delta.header().version,
                                          delta.header().base_version, delta.commit().result_digest);
@@ -272,17 +271,17 @@ CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const 
         SectionChanges<T> changes;
         bits.load<T>(id, spec);
         collect_section(cursor, id, bits, decoded, changes);
-        bits.advance(changes, effective.values);
+        SectionChanges<T> inverse = changes;
         for (std::size_t i = 0; i < changes.coded.size(); ++i) {
-          T& word = changes.coded[i];
+          T& word = inverse.coded[i];
           if (raw) {
-            word = load_word<T>((*base)[id.tensor].data(),
-                                std::uint64_t{id.section} * kSectionElems + changes.positions[i]);
+            word = bits.template word<T>(changes.positions[i]);
           } else if (effective.values == ValueCodec::kUlp) {
             word = ulp_negative(word, ulp_order(spec.dtype));
           }
         }
-        encode_changes(changes, bits, spec, id, effective, blocks);
+        bits.advance(changes, effective.values);
+        encode_changes(inverse, bits, spec, id, effective, blocks);
       });
 }
 

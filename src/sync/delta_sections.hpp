@@ -36,7 +36,6 @@ class BlockCursor {
     const BlockRef previous = block();
     if (++index_ == frame_->blocks().size()) {
       frame_.reset();
-      file_.release_frame(next_frame_ - 1);
       load();
     }
     if (!done() && !follows(previous, block())) {
@@ -49,7 +48,8 @@ class BlockCursor {
     index_ = 0;
     if (next_frame_ == file_.frames()) return;
     try {
-      frame_.emplace(file_.frame(next_frame_++), file_.header(), file_.table());
+      record_ = file_.frame(next_frame_++);
+      frame_.emplace(record_, file_.header(), file_.table());
     } catch (const Error& error) {
       throw error.within(file_.name());
     }
@@ -57,6 +57,7 @@ class BlockCursor {
 
   const DeltaFile& file_;
   std::size_t next_frame_ = 0;
+  Bytes record_;  ///< Of `frame_`.
   std::optional<FrameReader> frame_;
   std::size_t index_ = 0;
 };
@@ -90,20 +91,23 @@ struct SectionChanges {
 class SectionBits {
  public:
   /// With a null `base`, stays empty.
-  explicit SectionBits(const std::optional<std::span<const ConstBytes>>& base) : base_(base) {}
+  explicit SectionBits(const std::optional<TensorReader>& base) : base_(base) {}
 
   template <class T>
   void load(const SectionId& id, const TensorSpec& spec) {
     if (!base_) return;
     dtype_ = spec.dtype;
-    const ConstBytes tensor = (*base_)[id.tensor];
-    const ConstBytes from_here = tensor.subspan(std::uint64_t{id.section} * kSectionElems * sizeof(T));
-    const ConstBytes section = from_here.first(std::min<std::size_t>(from_here.size(), kSectionElems * sizeof(T)));
-    bits_.assign(section.begin(), section.end());
+    const std::uint64_t begin = std::uint64_t{id.section} * kSectionElems * sizeof(T);
+    bits_.resize(std::min<std::uint64_t>(base_->bytes(id.tensor) - begin, kSectionElems * sizeof(T)));
+    base_->read(id.tensor, begin, bits_);
   }
   bool known() const { return base_.has_value(); }
   OldBits from(std::uint32_t element, std::size_t element_bytes) const {
     return {bits_.data() + element * element_bytes, dtype_, nullptr};
+  }
+  template <class T>
+  T word(std::uint32_t element) const {
+    return load_word<T>(bits_.data(), element);
   }
   template <class T>
   std::uint32_t elements() const {
@@ -121,7 +125,7 @@ class SectionBits {
   }
 
  private:
-  std::optional<std::span<const ConstBytes>> base_;
+  std::optional<TensorReader> base_;
   DType dtype_ = DType::kBF16;
   Bytes bits_;
 };

@@ -125,12 +125,12 @@ void round_trip(scDataType_t dtype) {
 }
 
 TEST_F(CApi, EveryDataTypeArrivesBitForBit) {
-  for (const scDataType_t dtype :
-       {scFloat8e4m3, scFloat8e5m2, scInt8, scUint8, scBool, scInt4x2, scFloat4e2m1x2, scFloat8e8m0})
+  for (const scDataType_t dtype : {scFloat8e4m3, scFloat8e5m2, scInt8, scUint8, scBool, scInt4x2, scFloat4e2m1x2,
+                                   scFloat8e8m0, scFloat8e4m3fnuz, scFloat8e5m2fnuz, scFloat6e2m3, scFloat6e3m2})
     round_trip<std::uint8_t>(dtype);
-  for (const scDataType_t dtype : {scBfloat16, scFloat16, scInt16}) round_trip<std::uint16_t>(dtype);
-  for (const scDataType_t dtype : {scFloat32, scInt32}) round_trip<std::uint32_t>(dtype);
-  for (const scDataType_t dtype : {scFloat64, scInt64}) round_trip<std::uint64_t>(dtype);
+  for (const scDataType_t dtype : {scBfloat16, scFloat16, scInt16, scUint16}) round_trip<std::uint16_t>(dtype);
+  for (const scDataType_t dtype : {scFloat32, scInt32, scUint32}) round_trip<std::uint32_t>(dtype);
+  for (const scDataType_t dtype : {scFloat64, scInt64, scUint64, scComplex64}) round_trip<std::uint64_t>(dtype);
 }
 
 TEST_F(CApi, NoElementsIsABroadcastOfNothing) {

@@ -39,7 +39,7 @@ const Trace& shipped_trace() {
     std::ranges::sort(names);
     const Checkpoint anchor = Checkpoint::open(fs, directory + "/" + names.at(0));
     Trace loaded{anchor.table(), {{}}, 0};
-    for (const ConstBytes tensor : anchor.tensors()) loaded.states[0].emplace_back(tensor.begin(), tensor.end());
+    for (std::size_t t = 0; t < anchor.table().size(); ++t) loaded.states[0].push_back(anchor.tensor(t));
     for (std::size_t step = 1; step < names.size(); ++step) {
       TensorState next = loaded.states.back();
       SparseStep::open(fs, directory + "/" + names[step], loaded.table).apply(live_views(next));

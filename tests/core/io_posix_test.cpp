@@ -71,32 +71,13 @@ TEST_F(PosixFileSystem, WriteToAReadOnlyFileNamesThePath) {
   expect_error(ErrorCode::kIo, [&] { file->truncate(0); }, {"/f", "truncate"});
 }
 
-TEST_F(PosixFileSystem, MapsFilesAndEmptyFiles) {
+TEST_F(PosixFileSystem, ReadsWholeFilesAndEmptyFiles) {
   write("f", "abc");
   write("empty", "");
-  const auto mapping = fs.map(directory / "f");
-  ASSERT_EQ(mapping->bytes().size(), 3U);
-  EXPECT_EQ(mapping->bytes()[2], std::byte{'c'});
-  EXPECT_TRUE(fs.map(directory / "empty")->bytes().empty());
-  fs.map(directory / "empty")->release(0, 0);
-  expect_error(ErrorCode::kIo, [&] { fs.map(directory / "none"); }, {"none"});
-  expect_error(ErrorCode::kIo, [&] { fs.map(directory.path()); }, {"regular"});
-}
-
-TEST_F(PosixFileSystem, ReleasedRangesReadTheSameAgain) {
-  std::string text;
-  for (int i = 0; i < 50'000; ++i) text.push_back(static_cast<char>('a' + i % 17));
-  write("f", text);
-  const auto mapping = fs.map(directory / "f");
-  const auto bytes = mapping->bytes();
-  for (const std::uint64_t offset : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{4096}, std::uint64_t{4097},
-                                     std::uint64_t{49'999}, std::uint64_t{50'000}, std::uint64_t{60'000}}) {
-    for (const std::uint64_t length :
-         {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{9000}, std::uint64_t{100'000}, ~std::uint64_t{0}}) {
-      mapping->release(offset, length);
-      ASSERT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), text);
-    }
-  }
+  EXPECT_EQ(read_file(fs, directory / "f"), (std::vector<std::byte>{std::byte{'a'}, std::byte{'b'}, std::byte{'c'}}));
+  EXPECT_TRUE(read_file(fs, directory / "empty").empty());
+  expect_error(ErrorCode::kIo, [&] { read_file(fs, directory / "none"); }, {"none"});
+  expect_error(ErrorCode::kIo, [&] { read_file(fs, directory.path()); }, {"regular"});
 }
 
 TEST_F(PosixFileSystem, ListsNamesSortedAndTellsDirectoriesFromFiles) {
@@ -188,7 +169,6 @@ TEST_F(PosixFileSystem, RefusesWhatIsNoLocalPathAndMakesNothing) {
     expect_error(ErrorCode::kUsage, [&] { fs.make_directory(path); }, {path});
     expect_error(ErrorCode::kUsage, [&] { (void)fs.exists(path); }, {path});
     expect_error(ErrorCode::kUsage, [&] { (void)fs.is_directory(path); }, {path});
-    expect_error(ErrorCode::kUsage, [&] { fs.map(path); }, {path});
     if (std::string(path).starts_with("s3://")) continue;
     expect_error(ErrorCode::kUsage, [&] { open_object_store(fs, path)->put("k", {}); });
   }
@@ -209,7 +189,6 @@ TEST_F(PosixFileSystem, WaitsForNoPipe) {
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   for (const std::string& path : {pipe, directory / ".", std::string("/dev/zero")}) {
     expect_error(ErrorCode::kIo, [&] { fs.open(path, OpenMode::kRead); }, {path, "not a regular file"});
-    expect_error(ErrorCode::kIo, [&] { fs.map(path); }, {path, "not a regular file"});
   }
 }
 

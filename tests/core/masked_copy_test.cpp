@@ -66,7 +66,8 @@ TEST(NanFill, WritesTheQuietPositiveNan) {
 TEST(NanFill, RefusesIntegersAndPartsOfElements) {
   Bytes bytes(8);
   for (const DType dtype : {DType::kI8, DType::kU8, DType::kI16, DType::kI32, DType::kI64, DType::kBool, DType::kI4X2,
-                            DType::kF4X2, DType::kF8E8M0}) {
+                            DType::kF4X2, DType::kF8E8M0, DType::kU16, DType::kU32, DType::kU64, DType::kC64,
+                            DType::kF8E4M3Fnuz, DType::kF8E5M2Fnuz, DType::kF6E2M3, DType::kF6E3M2}) {
     EXPECT_FALSE(is_nan_fillable(dtype));
     expect_error(ErrorCode::kUnsupported, [&] { nan_fill(dtype, bytes); }, {to_string(dtype), "NaN"});
   }

@@ -47,9 +47,9 @@ TEST(SafetensorsHeader, ReadsFilesWithoutTensorsAndEmptyTensors) {
 }
 
 TEST(SafetensorsHeader, ReadsEveryDtypeItCarries) {
-  for (std::uint8_t code = 1; code <= 15; ++code) {
+  for (std::uint8_t code = 1; code <= 23; ++code) {
     const DType dtype = *dtype_from_code(code);
-    if (is_pair(dtype)) continue;
+    if (is_pair(dtype) || is_fp6(dtype)) continue;
     const std::size_t bytes = element_size(dtype);
     const std::string json = one(std::string(to_string(dtype)), "[1]", "[0," + std::to_string(bytes) + "]");
     EXPECT_EQ(parse_file(safetensors_file(json, bytes)).entries.at(0).spec.dtype, dtype);
@@ -71,8 +71,8 @@ TEST(SafetensorsHeader, ReadsPairsOf4BitNumbers) {
 }
 
 TEST(SafetensorsHeader, RefusesPairsThatItCannotRead) {
-  refuse(one("F4", "[2,7]", "[0,7]"), 7, {"'w'", "odd"}, ErrorCode::kUnsupported);
-  refuse(one("F4", "[]", "[0,1]"), 1, {"'w'", "odd"}, ErrorCode::kUnsupported);
+  refuse(one("F4", "[2,7]", "[0,7]"), 7, {"'w'", "multiple of 2"}, ErrorCode::kUnsupported);
+  refuse(one("F4", "[]", "[0,1]"), 1, {"'w'", "multiple of 2"}, ErrorCode::kUnsupported);
   refuse(one("F4", "[2,8]", "[0,16]"), 16, {"'w'", "F4"});
   // The names of sparsecast are none of the format.
   for (const char* name : {"I4X2", "F4X2"}) refuse(one(name, "[8]", "[0,8]"), 8, {name}, ErrorCode::kUnsupported);
@@ -84,6 +84,35 @@ TEST(SafetensorsHeader, RefusesPairsThatItCannotRead) {
   refuse(declared("U8", "[8]", R"({\"w\":4})"), 8, {"'w'", "4"});
   refuse(declared("U8", "[8]", R"({\"w\":[[\"I4X2\"]]})"), 8, {"'w'"});
   for (const char* text : {"", "[]", "{", "7"}) refuse(declared("U8", "[8]", text), 8, {"sparsecast.dtypes"});
+}
+
+TEST(SafetensorsHeader, RowsOfFp6CountNumbersInFilesAndBytesInTables) {
+  for (const DType dtype : {DType::kF6E2M3, DType::kF6E3M2}) {
+    const std::string name(to_string(dtype));
+    const auto header = parse_file(safetensors_file(one(name, "[2,8]", "[0,12]"), 12));
+    EXPECT_EQ(header.entries.at(0).spec, (TensorSpec{"w", dtype, {2, 6}}));
+    refuse(one(name, "[2,2]", "[0,3]"), 3, {"'w'", "multiple of 4"}, ErrorCode::kUnsupported);
+    refuse(one(name, "[]", "[0,1]"), 1, {"'w'", "multiple of 4"}, ErrorCode::kUnsupported);
+    refuse(one(name, "[2,8]", "[0,16]"), 16, {"'w'", name});
+
+    const std::vector<TensorSpec> specs = {{"e", dtype, {0, 9}}, {"w", dtype, {5, 3}}};
+    std::vector<std::byte> bytes = SafetensorsHeader::serialize(specs, {});
+    const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    EXPECT_NE(text.find(R"("w":{"dtype":")" + name + R"(","shape":[5,4])"), std::string::npos);
+    bytes.resize(bytes.size() + 15);
+    const SafetensorsHeader back = SafetensorsHeader::parse(bytes, bytes.size());
+    EXPECT_EQ(back.entries.at(0).spec, specs[0]);
+    EXPECT_EQ(back.entries.at(1).spec, specs[1]);
+    const std::uint64_t large = std::uint64_t{3} << 62;
+    for (const std::vector<std::uint64_t>& shape :
+         std::vector<std::vector<std::uint64_t>>{{}, {4}, {3, 1}, {0, large}}) {
+      expect_error(ErrorCode::kUsage,
+                   [&] {
+                     SafetensorsHeader::serialize({{{"w", dtype, shape}}}, {});
+                   },
+                   {"'w'", name});
+    }
+  }
 }
 
 TEST(SafetensorsHeader, PairsThatAreWrittenAreReadBack) {
@@ -201,7 +230,7 @@ TEST(SafetensorsHeader, RefusesNumbersThatAreNotPlainCounts) {
 }
 
 TEST(SafetensorsHeader, RefusesUnknownDtypesByName) {
-  for (const char* dtype : {"F4", "U16", "U32", "U64", "C64", "F8_E8M0FNU", "bf16", ""}) {
+  for (const char* dtype : {"F4", "C128", "F8_E8M0FNU", "bf16", ""}) {
     refuse(one(dtype, "[1]", "[0,1]"), 1, {"'w'", dtype}, ErrorCode::kUnsupported);
   }
 }

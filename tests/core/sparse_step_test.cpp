@@ -75,12 +75,12 @@ TEST(SparseStep, EmptyStepsAndEmptyEntriesChangeNothing) {
   fs.put_file("none.safetensors",
               safetensors_file(std::vector<TensorSpec>{}, "", {{"sparse", "True"}, {"model_version", "7"}}));
   const SparseStep none = SparseStep::open(fs, "none.safetensors", kBase);
-  EXPECT_TRUE(none.entries().empty());
+  EXPECT_TRUE(none.patches().heads.empty());
   EXPECT_EQ(none.metadata().at("model_version"), "7");
   fs.put_file("step.safetensors", step_of({}));
   const SparseStep step = SparseStep::open(fs, "step.safetensors", kBase);
-  ASSERT_EQ(step.entries().size(), 1U);
-  EXPECT_EQ(step.entries()[0].count, 0U);
+  ASSERT_EQ(step.patches().heads.size(), 1U);
+  EXPECT_EQ(step.patches().heads[0].count, 0U);
 }
 
 TEST(SparseStep, RefusesIndicesOutOfOrderOrOutOfRange) {
@@ -197,7 +197,7 @@ TEST_F(SharedTrace, EveryStepChangesAboutOnePercentOfTheAnchor) {
   EXPECT_FALSE(SparseStep::recognises(anchor.files()[0].header));
   std::vector<std::vector<std::byte>> weights;
   std::vector<MutableBytes> live;
-  for (const ConstBytes bytes : anchor.tensors()) weights.emplace_back(bytes.begin(), bytes.end());
+  for (std::size_t t = 0; t < anchor.table().size(); ++t) weights.push_back(anchor.tensor(t));
   for (auto& tensor : weights) live.emplace_back(tensor);
   for (std::size_t s = 1; s < paths.size(); ++s) {
     SCOPED_TRACE(paths[s]);

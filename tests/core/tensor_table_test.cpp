@@ -59,7 +59,7 @@ TEST(TensorTable, RefusesWhatIsOverItsLimits) {
   refuse({{"wraps", DType::kU8, {std::uint64_t{1} << 63, 2}}}, "wraps");
   refuse({{"wraps", DType::kU8, {~std::uint64_t{0}, ~std::uint64_t{0}}}}, "wraps");
   refuse({{"dtype", static_cast<DType>(0), {1}}}, "dtype");
-  refuse({{"dtype", static_cast<DType>(16), {1}}}, "dtype");
+  refuse({{"dtype", static_cast<DType>(24), {1}}}, "dtype");
   EXPECT_EQ(TensorTable({{"most", DType::kF64, {TensorTable::kMaxElements}}}).elements(), TensorTable::kMaxElements);
 }
 

@@ -128,7 +128,7 @@ TensorState load(const std::string& path, const TensorTable& table) {
   const Checkpoint checkpoint = Checkpoint::open(FileSystem::posix(), path);
   TensorState state;
   for (const TensorSpec& spec : table) {
-    const ConstBytes bits = checkpoint.tensor(*checkpoint.table().find(spec.name));
+    const Bytes bits = checkpoint.tensor(*checkpoint.table().find(spec.name));
     state.emplace_back(bits.begin(), bits.end());
   }
   return state;
@@ -137,16 +137,16 @@ TensorState load(const std::string& path, const TensorTable& table) {
 TEST(DeviceApplierGolden, GoodVectorsApply) {
   if (!device_present()) GTEST_SKIP() << "no device";
   int applied = 0;
-  const auto text = FileSystem::posix().map(kGolden + "manifest.json");
-  const auto* begin = reinterpret_cast<const char*>(text->bytes().data());
-  const nlohmann::json manifest = nlohmann::json::parse(begin, begin + text->bytes().size());
+  const Bytes text = read_file(FileSystem::posix(), kGolden + "manifest.json");
+  const auto* begin = reinterpret_cast<const char*>(text.data());
+  const nlohmann::json manifest = nlohmann::json::parse(begin, begin + text.size());
   for (const nlohmann::json& vector : manifest.at("good")) {
     SCOPED_TRACE(vector.at("name").get<std::string>());
     const DeltaFile file = DeltaFile::open(FileSystem::posix(), kGolden + vector.at("delta").get<std::string>());
     std::vector<Bytes> frames;
     bool compressed = false;
     for (std::size_t f = 0; f < file.frames(); ++f) {
-      frames.emplace_back(file.frame(f).begin(), file.frame(f).end());
+      frames.push_back(file.frame(f));
       compressed = compressed || parse_frame_header(frames.back()).compressed;
     }
     // Blocks are the same in all formats; digests of the first mix are not for devices.
@@ -177,8 +177,7 @@ TEST(DeviceApplierGolden, BadVectorsThatOnlyBlocksBetrayAreRefused) {
   for (const std::string& path : FileSystem::posix().list(kGolden + "bad")) {
     const std::string name = path.substr(path.rfind('/') + 1);
     SCOPED_TRACE(name);
-    const auto mapping = FileSystem::posix().map(kGolden + "bad/" + name);
-    const Bytes bytes(mapping->bytes().begin(), mapping->bytes().end());
+    const Bytes bytes = read_file(FileSystem::posix(), kGolden + "bad/" + name);
     try {
       const DeltaFile file = DeltaFile::over(bytes, name);
       if (file.table().hash() != table.hash()) continue;
@@ -186,7 +185,7 @@ TEST(DeviceApplierGolden, BadVectorsThatOnlyBlocksBetrayAreRefused) {
         file.report();
       } catch (const Error& expected) {
         std::vector<Bytes> frames;
-        for (std::size_t f = 0; f < file.frames(); ++f) frames.emplace_back(file.frame(f).begin(), file.frame(f).end());
+        for (std::size_t f = 0; f < file.frames(); ++f) frames.push_back(file.frame(f));
         if (std::ranges::any_of(frames, [](const Bytes& f) { return parse_frame_header(f).compressed; })) continue;
         Receiver receiver(table, base);
         try {

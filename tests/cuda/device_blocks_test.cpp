@@ -76,8 +76,9 @@ TEST_P(DeviceBlocks, SectionsBoundBlocks) {
 }
 
 TEST_P(DeviceBlocks, EveryCodecOfEveryWidthAtEveryDensity) {
-  for (const DType dtype : {DType::kF8E4M3, DType::kI8, DType::kI4X2, DType::kF4X2, DType::kF8E8M0, DType::kBF16,
-                            DType::kI16, DType::kF32, DType::kI32, DType::kF64, DType::kI64}) {
+  for (const DType dtype :
+       {DType::kF8E4M3, DType::kI8, DType::kI4X2, DType::kF4X2, DType::kF8E8M0, DType::kBF16, DType::kI16, DType::kF32,
+        DType::kI32, DType::kF64, DType::kI64, DType::kU16, DType::kU32, DType::kC64, DType::kF6E2M3}) {
     const double density = random_.log_uniform(1e-3, 1.0);
     SCOPED_TRACE(density);
     const std::uint64_t elements = kTileElems + random_.between(1, 900);

@@ -268,6 +268,21 @@ States exponent_states() {
   return states;
 }
 
+/// Dtypes of which only the bits are moved.
+States bit_states() {
+  Random random(14);
+  States states = states_of("bits", {{"u16", DType::kU16, {12, 50}},
+                                     {"u32", DType::kU32, {600}},
+                                     {"u64", DType::kU64, {200}},
+                                     {"c64", DType::kC64, {10, 20}},
+                                     {"e4m3fnuz", DType::kF8E4M3Fnuz, {600}},
+                                     {"e5m2fnuz", DType::kF8E5M2Fnuz, {600}},
+                                     {"e2m3", DType::kF6E2M3, {10, 48}},
+                                     {"e3m2", DType::kF6E3M2, {300}}});
+  small_steps(states, random, 20);
+  return states;
+}
+
 States many_states() {
   Random random(8);
   std::vector<TensorSpec> specs;
@@ -381,6 +396,7 @@ std::vector<GoodVector> encoded_vectors() {
   all.add("exponents_packed_raw", exponent_states(), options_of(PositionMode::kPacked, ValueCodec::kRaw));
   all.add("exponents_packed_xor", exponent_states(), options_of(PositionMode::kPacked, ValueCodec::kXor));
   all.add("exponents_context_ulp", exponent_states(), context);
+  all.add_all_codecs(bit_states(), PositionMode::kPacked);
   return all.take();
 }
 

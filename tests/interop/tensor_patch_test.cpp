@@ -119,14 +119,21 @@ TEST(PatchStore, GivesBackInTheOrderOfTheTableWhatWasAddedInAnyAlsoByWayOfAFile)
   const Bytes first = packed_words<std::uint32_t>({9});
   const Bytes word = packed_words<std::uint16_t>({0x3F80});
   store.add({0, first, word, 1});
-  ASSERT_EQ(store.patches().size(), 2U);
-  EXPECT_EQ(store.patches()[0].tensor, 0U);
-  EXPECT_EQ(text_of(store.patches()[1].values), text_of(values));
+  const TensorPatches patches = store.patches();
+  ASSERT_EQ(patches.heads.size(), 2U);
+  Bytes room;
+  EXPECT_EQ(patches.heads[0].tensor, 0U);
+  EXPECT_EQ(text_of(patches.read(0, room).values), text_of(word));
+  EXPECT_EQ(text_of(patches.read(1, room).indices), text_of(indices));
+  EXPECT_EQ(text_of(patches.read(1, room).values), text_of(values));
 
   Spool spool(scratch, 4);
   EXPECT_EQ(spool.append(indices), 0U);
   EXPECT_EQ(spool.append(values), 8U);
-  EXPECT_EQ(text_of(spool.bytes()), text_of(indices) + text_of(values));
+  EXPECT_EQ(spool.append(word), 10U);  // Not in the file.
+  Bytes all(spool.size());
+  spool.read(0, all);
+  EXPECT_EQ(text_of(all), text_of(indices) + text_of(values) + text_of(word));
   EXPECT_FALSE(fs.files().empty());
 }
 

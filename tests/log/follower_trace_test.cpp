@@ -30,7 +30,7 @@ class PublishedTrace {
     const Checkpoint base = Checkpoint::open(fs, step_file(kFirst));
     table_ = std::make_shared<TensorTable>(base.table());
     TensorState state;
-    for (const ConstBytes& tensor : base.tensors()) state.emplace_back(tensor.begin(), tensor.end());
+    for (std::size_t t = 0; t < base.table().size(); ++t) state.push_back(base.tensor(t));
     states_.push_back(state);
     LogReader reader(store());
     LogWriterOptions options;
@@ -128,7 +128,7 @@ class Followed {
     }
     const Checkpoint found = Checkpoint::open(FileSystem::posix(), path_);
     TensorState state;
-    for (const ConstBytes& tensor : found.tensors()) state.emplace_back(tensor.begin(), tensor.end());
+    for (std::size_t t = 0; t < found.table().size(); ++t) state.push_back(found.tensor(t));
     EXPECT_EQ(first_difference(*trace_.table(), state, expected), "") << "version " << version;
   }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/checkpoint_store.hpp"
 #include "log/log_fixture.hpp"
 #include "sparsecast/safetensors.hpp"
 
@@ -40,8 +41,7 @@ TEST_F(LogMaintenanceTest, AnAnchorIsACheckpointThatAnyToolOpens) {
   const AnchorRef ref = anchor(writer_, 2, 2);
   const Checkpoint checkpoint = Checkpoint::open(fs_, "log/" + anchor_directory(ref));
   EXPECT_EQ(checkpoint.table().hash(), scene_.table()->hash());
-  EXPECT_EQ(sum(digest_tensors(checkpoint.table(), refs_to(checkpoint.table(), checkpoint.tensors()))),
-            scene_.digest(2));
+  EXPECT_EQ(sum(digest_store(CheckpointStore(checkpoint), 1)), scene_.digest(2));
   EXPECT_EQ(checkpoint.files().front().header.metadata.at("format"), "pt");
   LogReader reader(open());
   EXPECT_EQ(reader.catalog()->anchors, std::vector<AnchorRef>{ref});
@@ -64,8 +64,7 @@ TEST_F(LogMaintenanceTest, AnAnchorIsCutIntoFilesWithAnIndex) {
   EXPECT_EQ(record.files[0].name, "model-00001-of-00002.safetensors");
   EXPECT_EQ(record.files[2].name, "model.safetensors.index.json");
   const Checkpoint checkpoint = Checkpoint::open(fs_, "log/" + anchor_directory(ref));
-  EXPECT_EQ(sum(digest_tensors(checkpoint.table(), refs_to(checkpoint.table(), checkpoint.tensors()))),
-            scene_.digest(0));
+  EXPECT_EQ(sum(digest_store(CheckpointStore(checkpoint), 1)), scene_.digest(0));
   // However the checkpoint is cut that it is made from.
   EXPECT_EQ(writer.write_anchor(fs_, "log/" + anchor_directory(ref), 0), ref);
   expect_whole();

@@ -304,7 +304,7 @@ TEST_F(LogPublisherTest, AMirrorIsWhatTheNextPublisherStartsFrom) {
   const Checkpoint mirror = Checkpoint::open(fs_, options.mirror);
   Storage weights;
   for (const TensorSpec& spec : *model_.table()) {
-    const ConstBytes bits = mirror.tensor(*mirror.table().find(spec.name));
+    const Bytes bits = mirror.tensor(*mirror.table().find(spec.name));
     weights.emplace_back(bits.begin(), bits.end());
   }
   LogPublisher again(store_, fs_, {}, model_.table(), host_snapshot(*model_.table(), const_tensor_views(weights)), {});

@@ -33,8 +33,8 @@ class Notifications : public testing::Test {
     FileSystem& fs = FileSystem::posix();
     const std::string path = directory_ / "told";
     if (!fs.exists(path)) return "";
-    const auto mapping = fs.map(path);
-    return {reinterpret_cast<const char*>(mapping->bytes().data()), mapping->bytes().size()};
+    const std::vector<std::byte> bytes = read_file(fs, path);
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
   FollowerOptions shell(const std::string& script) {
     FollowerOptions options;

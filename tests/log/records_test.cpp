@@ -70,8 +70,8 @@ TEST(LogRecords, AreTheCommittedFilesByteForByte) {
       file.commit();
       continue;
     }
-    const auto stored = fs.map(SPARSECAST_TESTDATA_DIR "/log/" + record.name + ".record");
-    EXPECT_EQ(text_of(stored->bytes()), text_of(record.bytes));
+    const Bytes stored = read_file(fs, SPARSECAST_TESTDATA_DIR "/log/" + record.name + ".record");
+    EXPECT_EQ(text_of(stored), text_of(record.bytes));
   }
 }
 

@@ -178,8 +178,7 @@ Checkpoint open_golden(const std::string& name) {
 }
 
 Bytes bytes_of(const Checkpoint& golden, const std::string& name) {
-  const ConstBytes tensor = golden.tensor(golden.table().find(name).value());
-  return {tensor.begin(), tensor.end()};
+  return golden.tensor(golden.table().find(name).value());
 }
 
 TEST(Quantize, IsWhatTorchWrote) {

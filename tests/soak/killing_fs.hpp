@@ -35,7 +35,6 @@ class KillingFileSystem : public FileSystem {
     step();
     return std::make_unique<OpenFile>(*this, inner_.open(path, mode));
   }
-  std::unique_ptr<FileMapping> map(const std::string& path) override { return step(), inner_.map(path); }
   bool exists(const std::string& path) override { return step(), inner_.exists(path); }
   bool is_directory(const std::string& path) override { return step(), inner_.is_directory(path); }
   bool is_link(const std::string& path) override { return step(), inner_.is_link(path); }

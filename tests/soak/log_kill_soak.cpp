@@ -274,7 +274,7 @@ bool Soak::holds(const std::string& path, std::uint64_t step) {
   const Checkpoint checkpoint = Checkpoint::open(FileSystem::posix(), path);
   if (!(checkpoint.table().hash() == scene_.table()->hash())) return false;
   for (std::size_t t = 0; t < checkpoint.table().size(); ++t) {
-    const ConstBytes bytes = checkpoint.tensor(t);
+    const Bytes bytes = checkpoint.tensor(t);
     const Bytes& wanted = scene_.state(step)[t];
     if (!std::equal(bytes.begin(), bytes.end(), wanted.begin(), wanted.end())) return false;
   }

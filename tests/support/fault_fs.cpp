@@ -58,6 +58,9 @@ auto FaultFileSystem::perform(Operation operation, bool confirms, Effect effect,
   if (crashed_) throw CrashException{};
   const std::uint64_t number = log_.size();
   log_.push_back(operation);
+  if (shrink_ && number == shrink_->at) {
+    find_file("shrink", shrink_->path)->apply(FaultWrite::truncation(shrink_->size));
+  }
   const bool strikes = fault_ && (number == fault_->at || (number > fault_->at && fault_->repeat == Repeat::kForEver));
   if (!strikes) return effect();
   if (fault_->kind == Kind::kCrash) {
@@ -131,16 +134,6 @@ class FaultFileSystem::OpenFile : public File {
   bool writable_;
 };
 
-class FaultFileSystem::Mapping : public FileMapping {
- public:
-  explicit Mapping(std::shared_ptr<Bytes> content) : content_(std::move(content)) {}
-  std::span<const std::byte> bytes() const noexcept override { return *content_; }
-  void release(std::uint64_t, std::uint64_t) const noexcept override {}
-
- private:
-  std::shared_ptr<Bytes> content_;
-};
-
 FaultFileSystem::FaultFileSystem() = default;
 FaultFileSystem::~FaultFileSystem() = default;
 
@@ -152,6 +145,10 @@ void FaultFileSystem::fail_at(std::uint64_t operation, int error, Repeat repeat)
 void FaultFileSystem::short_write_at(std::uint64_t operation, int error) {
   const std::lock_guard lock(mutex_);
   fault_ = Fault{operation, Kind::kShortWrite, error, Repeat::kOnce};
+}
+
+void FaultFileSystem::shrink_at(std::uint64_t operation, const std::string& path, std::uint64_t size) {
+  shrink_ = Shrink{operation, path, size};
 }
 
 void FaultFileSystem::crash_at(std::uint64_t operation) {
@@ -303,12 +300,6 @@ std::unique_ptr<File> FaultFileSystem::open(const std::string& path, OpenMode mo
     inode->modified = now_;
     change_names({{}, path, inode});
     return std::make_unique<OpenFile>(*this, path, inode, true);
-  });
-}
-
-std::unique_ptr<FileMapping> FaultFileSystem::map(const std::string& path) {
-  return perform({"map", path, 0, 0, {}}, [&]() -> std::unique_ptr<FileMapping> {
-    return std::make_unique<Mapping>(find_file("map", path)->seen);
   });
 }
 

@@ -72,6 +72,8 @@ class FaultFileSystem : public FileSystem {
   void fail_at(std::uint64_t operation, int error = EIO, Repeat repeat = Repeat::kOnce);
   void short_write_at(std::uint64_t operation, int error = ENOSPC);
   void crash_at(std::uint64_t operation);
+  /// Before that operation another process cuts a file short.
+  void shrink_at(std::uint64_t operation, const std::string& path, std::uint64_t size);
   void clear_fault();
 
   std::uint64_t operations() const;
@@ -95,7 +97,6 @@ class FaultFileSystem : public FileSystem {
   void advance(std::chrono::nanoseconds duration);
 
   std::unique_ptr<File> open(const std::string& path, OpenMode mode) override;
-  std::unique_ptr<FileMapping> map(const std::string& path) override;
   bool exists(const std::string& path) override;
   bool is_directory(const std::string& path) override;
   bool link(const std::string& from, const std::string& to) override;
@@ -113,7 +114,6 @@ class FaultFileSystem : public FileSystem {
  private:
   struct NameChange;
   class OpenFile;
-  class Mapping;
   using Names = std::map<std::string, std::shared_ptr<FaultInode>>;  ///< An inode of null is a directory.
   enum class Kind { kError, kShortWrite, kCrash };
   struct Fault {
@@ -141,7 +141,13 @@ class FaultFileSystem : public FileSystem {
   Names names_;
   Names durable_names_;
   std::vector<NameChange> name_changes_;
+  struct Shrink {
+    std::uint64_t at;
+    std::string path;
+    std::uint64_t size;
+  };
   std::optional<Fault> fault_;
+  std::optional<Shrink> shrink_;
   bool crashed_ = false;
   std::vector<Operation> log_;
   std::chrono::steady_clock::time_point now_{};

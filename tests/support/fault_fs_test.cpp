@@ -49,7 +49,6 @@ TEST(FaultFileSystem, RefusesWhatAFileSystemRefuses) {
   expect_error(ErrorCode::kIo, [&] { fs.remove("d"); }, {"not empty"});
   expect_error(ErrorCode::kIo, [&] { fs.make_directory("d/f"); });
   expect_error(ErrorCode::kIo, [&] { fs.list("none"); });
-  expect_error(ErrorCode::kIo, [&] { fs.map("none"); });
   EXPECT_EQ(fs.content("d/f"), "x");
 }
 
@@ -63,19 +62,6 @@ TEST(FaultFileSystem, ListsEntriesOfOneDirectorySorted) {
   EXPECT_EQ(fs.list("."), (std::vector<std::string>{"d", "top"}));
   EXPECT_TRUE(fs.is_directory("d/sub"));
   EXPECT_FALSE(fs.is_directory("d/a"));
-}
-
-TEST(FaultFileSystem, MappingSeesLaterWritesAndOutlivesTruncationAndRemoval) {
-  FaultFileSystem fs;
-  fs.put_file("f", "abcdef");
-  const auto mapping = fs.map("f");
-  const auto file = fs.open("f", OpenMode::kReadWrite);
-  file->write_at(0, bytes_of("X"));
-  EXPECT_EQ(mapping->bytes()[0], std::byte{'X'});
-  file->truncate(1);
-  fs.remove("f");
-  EXPECT_EQ(mapping->bytes().size(), 6U);
-  EXPECT_EQ(mapping->bytes()[5], std::byte{'f'});
 }
 
 TEST(FaultFileSystem, FailsTheChosenOperationOnceWithTheChosenError) {

@@ -119,7 +119,7 @@ class FollowScene {
   bool holds(const Checkpoint& checkpoint, std::uint64_t version) {
     const TensorState& state = scene_.state(version);
     for (std::size_t i = 0; i < state.size(); ++i) {
-      const ConstBytes bytes = checkpoint.tensor(i);
+      const Bytes bytes = checkpoint.tensor(i);
       if (!std::equal(bytes.begin(), bytes.end(), state[i].begin(), state[i].end())) return false;
     }
     return true;

@@ -9,9 +9,11 @@
 namespace sparsecast::test {
 namespace {
 
-constexpr std::array kDTypes = {DType::kBF16,   DType::kF16,  DType::kF32,  DType::kF64,  DType::kF8E4M3,
-                                DType::kF8E5M2, DType::kI8,   DType::kU8,   DType::kI16,  DType::kI32,
-                                DType::kI64,    DType::kBool, DType::kI4X2, DType::kF4X2, DType::kF8E8M0};
+constexpr std::array kDTypes = {DType::kBF16,       DType::kF16,    DType::kF32,   DType::kF64,  DType::kF8E4M3,
+                                DType::kF8E5M2,     DType::kI8,     DType::kU8,    DType::kI16,  DType::kI32,
+                                DType::kI64,        DType::kBool,   DType::kI4X2,  DType::kF4X2, DType::kF8E8M0,
+                                DType::kU16,        DType::kU32,    DType::kU64,   DType::kC64,  DType::kF8E4M3Fnuz,
+                                DType::kF8E5M2Fnuz, DType::kF6E2M3, DType::kF6E3M2};
 
 /// Mantissa bits of the floating types; for the others a place to cut their special patterns at.
 int mantissa_bits(DType dtype) {

@@ -12,9 +12,11 @@ namespace sparsecast::test {
 
 /// Tables of 1 to 4 dimensions and every dtype; some dimensions have extent 1, some tensors no elements.
 inline std::vector<TensorSpec> random_specs(Random& random) {
-  static constexpr std::array kDTypes = {DType::kBF16,   DType::kF16,  DType::kF32,  DType::kF64,  DType::kF8E4M3,
-                                         DType::kF8E5M2, DType::kI8,   DType::kU8,   DType::kI16,  DType::kI32,
-                                         DType::kI64,    DType::kBool, DType::kI4X2, DType::kF4X2, DType::kF8E8M0};
+  static constexpr std::array kDTypes = {
+      DType::kBF16, DType::kF16,        DType::kF32,        DType::kF64,    DType::kF8E4M3, DType::kF8E5M2,
+      DType::kI8,   DType::kU8,         DType::kI16,        DType::kI32,    DType::kI64,    DType::kBool,
+      DType::kI4X2, DType::kF4X2,       DType::kF8E8M0,     DType::kU16,    DType::kU32,    DType::kU64,
+      DType::kC64,  DType::kF8E4M3Fnuz, DType::kF8E5M2Fnuz, DType::kF6E2M3, DType::kF6E3M2};
   std::vector<TensorSpec> specs(random.between(1, 4));
   for (std::size_t t = 0; t < specs.size(); ++t) {
     specs[t].name = "t" + std::to_string(t);

@@ -27,11 +27,25 @@ struct Model {
 
 inline Model random_model(std::mt19937_64& random) {
   Model model;
-  model.specs = {
-      {"a.bias", DType::kF32, {257}},        {"a.weight", DType::kBF16, {150, 200}}, {"b.scale", DType::kF64, {}},
-      {"b.weight", DType::kBF16, {50001}},   {"c.codes", DType::kU8, {33, 1000}},    {"c.empty", DType::kI64, {0, 4}},
-      {"c.positions", DType::kI64, {17, 3}}, {"d.weight", DType::kF8E4M3, {20000}},  {"e.fp4", DType::kF4X2, {50, 80}},
-      {"e.int4", DType::kI4X2, {3000}},      {"f.scale", DType::kF8E8M0, {40, 70}}};
+  model.specs = {{"a.bias", DType::kF32, {257}},
+                 {"a.weight", DType::kBF16, {150, 200}},
+                 {"b.scale", DType::kF64, {}},
+                 {"b.weight", DType::kBF16, {50001}},
+                 {"c.codes", DType::kU8, {33, 1000}},
+                 {"c.empty", DType::kI64, {0, 4}},
+                 {"c.positions", DType::kI64, {17, 3}},
+                 {"d.weight", DType::kF8E4M3, {20000}},
+                 {"e.fp4", DType::kF4X2, {50, 80}},
+                 {"e.int4", DType::kI4X2, {3000}},
+                 {"f.scale", DType::kF8E8M0, {40, 70}},
+                 {"g.u16", DType::kU16, {30, 40}},
+                 {"g.u32", DType::kU32, {5000}},
+                 {"g.u64", DType::kU64, {7, 100}},
+                 {"h.c64", DType::kC64, {600}},
+                 {"i.e4m3fnuz", DType::kF8E4M3Fnuz, {9, 90}},
+                 {"i.e5m2fnuz", DType::kF8E5M2Fnuz, {2000}},
+                 {"j.e2m3", DType::kF6E2M3, {20, 48}},
+                 {"j.e3m2", DType::kF6E3M2, {3000}}};
   for (const TensorSpec& spec : model.specs) {
     Bytes bytes(spec.bytes());
     for (std::byte& b : bytes) b = static_cast<std::byte>(random());
@@ -100,16 +114,12 @@ inline Model read_model(FileSystem& fs, const std::string& path) {
   Model model;
   for (std::size_t i = 0; i < checkpoint.table().size(); ++i) {
     model.specs.push_back(checkpoint.table()[i]);
-    const ConstBytes bytes = checkpoint.tensor(i);
-    model.tensors.emplace_back(bytes.begin(), bytes.end());
+    model.tensors.push_back(checkpoint.tensor(i));
   }
   return model;
 }
 
-inline Bytes read_bytes(FileSystem& fs, const std::string& path) {
-  const auto mapping = fs.map(path);
-  return {mapping->bytes().begin(), mapping->bytes().end()};
-}
+inline Bytes read_bytes(FileSystem& fs, const std::string& path) { return read_file(fs, path); }
 
 struct Outcome {
   int code;

@@ -9,12 +9,17 @@
 #include <cstring>
 
 #include "sparsecast/error.hpp"
+#include "sparsecast/io.hpp"
 
 namespace sparsecast::tools {
 
 CheckpointLock::CheckpointLock(const std::string& checkpoint)
     : descriptor_(::open(checkpoint.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-  if (descriptor_ < 0) throw Error(ErrorCode::kIo, std::string("open: ") + std::strerror(errno), checkpoint);
+  if (descriptor_ < 0) {
+    const int reason = errno;
+    FileSystem::posix().open(checkpoint, OpenMode::kRead);  // Says more: of a link to nothing, that it is one.
+    throw Error(ErrorCode::kIo, std::string("open: ") + std::strerror(reason), checkpoint);
+  }
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
   const int reason = errno;
   ::close(descriptor_);

@@ -74,10 +74,10 @@ std::vector<TensorDifference> find_differences(const TensorTable& table, TileDet
 /// Returns the storage bits of an element, most significant digit first.
 std::string bits_text(const Checkpoint& checkpoint, std::size_t tensor, std::uint64_t index) {
   const std::size_t size = element_size(checkpoint.table()[tensor].dtype);
+  std::vector<std::byte> bytes(size);
+  checkpoint.read(tensor, index * size, bytes);
   std::string text = "0x";
-  for (std::size_t i = size; i > 0; --i) {
-    text += fmt::format("{:02x}", static_cast<unsigned>(checkpoint.tensor(tensor)[index * size + i - 1]));
-  }
+  for (std::size_t i = size; i > 0; --i) text += fmt::format("{:02x}", static_cast<unsigned>(bytes[i - 1]));
   return text;
 }
 
@@ -137,8 +137,7 @@ int run_compare(Console& console, const CompareFlags& flags) {
   first.declare(pairs_of(second.table()));
   const std::string difference = explain_difference(first.table(), flags.first, second.table(), flags.second);
   if (!difference.empty()) return report_tables(console, flags, difference);
-  const std::unique_ptr<TileDetector> detector = make_releasing_detector(
-      make_compare_detector(first.table(), second.tensors(), first.tensors()), {&first, &second});
+  const std::unique_ptr<TileDetector> detector = make_checkpoint_detector(first, second);
   std::vector<TensorDifference> differences;
   {
     ProgressBar bar(console);

@@ -45,10 +45,7 @@ CommitRecord compose_pair(FileSystem& fs, const std::string& first, const std::s
   const DeltaFile a = DeltaFile::open(fs, first);
   const DeltaFile b = DeltaFile::open(fs, second);
   DeltaOutput file(fs, output);
-  std::vector<ConstBytes> tensors;
-  if (base) tensors = base->tensors();
-  const CommitRecord commit =
-      compose(a, b, options, file.sink(), base ? std::optional<std::span<const ConstBytes>>(tensors) : std::nullopt);
+  const CommitRecord commit = compose(a, b, options, file.sink(), base ? std::optional(base->reader()) : std::nullopt);
   file.commit();
   return commit;
 }

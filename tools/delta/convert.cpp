@@ -62,7 +62,7 @@ class Conversion {
         progress_(progress),
         scratch_(fs_, flags.output),
         state_(flags.base) {
-    CheckpointStore store(fs_, CheckpointLayout::of(Checkpoint::open(fs_, state_)), OpenMode::kRead);
+    CheckpointStore store(Checkpoint::open(fs_, state_));
     const ConvertStep& first = steps.front();
     if (!first.foreign) store.use_digest_mix(DeltaFile::open(fs_, first.path).header().digest_mix);
     digest_ = sum(digest_store(store, flags.encode.threads, progress));
@@ -131,8 +131,7 @@ class Conversion {
     std::string path = delta_path(written.version);
     DeltaOutput output(fs_, path);
     const Checkpoint base = Checkpoint::open(fs_, state_);
-    const std::vector<ConstBytes> tensors = base.tensors();
-    written.changed = recode(delta, flags_.encode.options(), output.sink(), tensors).changed;
+    written.changed = recode(delta, flags_.encode.options(), output.sink(), base.reader()).changed;
     output.commit();
     written.paths = {path};
     return path;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/checkpoint_apply.hpp"
+#include "checkpoint/checkpoint_store.hpp"
 #include "checkpoint/table_difference.hpp"
 
 namespace sparsecast::tools {
@@ -21,7 +22,9 @@ Checkpoint open_base(FileSystem& fs, const std::string& path, const DeltaFile& d
   Checkpoint base = Checkpoint::open(fs, path);
   base.declare(pairs_of(delta.table()));
   require_same_table(base.table(), path, delta.table(), delta.name());
-  require_base(sum(digest_tensors(delta.table(), refs_to(delta.table(), base.tensors()), threads)), path, delta);
+  CheckpointStore store(base);
+  store.use_digest_mix(delta.header().digest_mix);
+  require_base(sum(digest_store(store, threads)), path, delta);
   return base;
 }
 

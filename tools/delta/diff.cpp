@@ -73,7 +73,7 @@ int run_diff(Console& console, const DiffFlags& flags) {
   const std::unique_ptr<DiffTarget> target = open_diff_target(console.fs, flags.target, base, flags.base);
   DeltaOutput output(console.fs, flags.encode.output);
   {
-    const CheckpointStore store(console.fs, CheckpointLayout::of(base), OpenMode::kRead);
+    const CheckpointStore store(base);
     header.base_digest = sum(digest_store(store, flags.encode.threads, progress));
   }
   const std::uint64_t elements = base.table().elements();

@@ -11,9 +11,9 @@ namespace {
 
 bool is_sparse_step(FileSystem& fs, const std::string& path) {
   if (fs.is_directory(path)) return false;
-  const std::unique_ptr<FileMapping> mapping = fs.map(path);
+  const std::unique_ptr<File> file = fs.open(path, OpenMode::kRead);
   try {
-    return SparseStep::recognises(SafetensorsHeader::parse(mapping->bytes(), mapping->bytes().size()));
+    return SparseStep::recognises(SafetensorsHeader::read(*file));
   } catch (const Error& error) {
     throw error.within(path);
   }
@@ -24,19 +24,16 @@ bool is_sparse_step(FileSystem& fs, const std::string& path) {
 std::unique_ptr<DiffTarget> open_diff_target(FileSystem& fs, const std::string& path, const Checkpoint& base,
                                              const std::string& base_name) {
   auto target = std::make_unique<DiffTarget>();
-  std::vector<const Checkpoint*> passed = {&base};
   if (is_sparse_step(fs, path)) {
     target->step = SparseStep::open(fs, path, base.table());
-    target->detector = make_sparse_step_detector(base, *target->step);
+    target->detector = make_patch_detector(base, target->step->patches());
   } else {
     require_not_interrupted(fs, path);
     target->checkpoint = Checkpoint::open(fs, path);
     target->checkpoint->declare(pairs_of(base.table()));
     require_same_table(base.table(), base_name, target->checkpoint->table(), path);
-    target->detector = make_compare_detector(base.table(), target->checkpoint->tensors(), base.tensors());
-    passed.push_back(&*target->checkpoint);
+    target->detector = make_checkpoint_detector(base, *target->checkpoint);
   }
-  target->detector = make_releasing_detector(std::move(target->detector), passed);
   return target;
 }
 

@@ -25,7 +25,7 @@ int run_digest(Console& console, const DigestFlags& flags) {
   require_not_interrupted(console.fs, flags.checkpoint);
   Checkpoint checkpoint = Checkpoint::open(console.fs, flags.checkpoint);
   flags.dtypes.declare(checkpoint);
-  const CheckpointStore store(console.fs, CheckpointLayout::of(checkpoint), OpenMode::kRead);
+  const CheckpointStore store(checkpoint);
   std::vector<StateDigest> digests;
   {
     ProgressBar bar(console);

@@ -70,7 +70,7 @@ int run_invert(Console& console, const InvertFlags& flags) {
   if (raw) {
     commit = raw_inverse(*store, delta, options, output.sink(), bar.callback());
   } else if (base) {
-    commit = invert(delta, options, output.sink(), base->tensors());
+    commit = invert(delta, options, output.sink(), base->reader());
   } else {
     commit = invert(delta, options, output.sink());
   }

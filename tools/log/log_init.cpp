@@ -38,9 +38,8 @@ struct FirstVersion {
   StateDigest digest;
 };
 
-FirstVersion read_first(Console& console, const Checkpoint& checkpoint, const InitFlags& flags,
-                        const Progress& progress) {
-  const CheckpointStore store(console.fs, CheckpointLayout::of(checkpoint), OpenMode::kRead);
+FirstVersion read_first(const Checkpoint& checkpoint, const InitFlags& flags, const Progress& progress) {
+  const CheckpointStore store(checkpoint);
   return {std::make_shared<TensorTable>(store.table()), sum(digest_store(store, flags.threads, progress))};
 }
 
@@ -72,7 +71,7 @@ int run_init(Console& console, const InitFlags& flags) {
   require_not_interrupted(console.fs, flags.checkpoint);
   Checkpoint checkpoint = Checkpoint::open(console.fs, flags.checkpoint);
   flags.dtypes.declare(checkpoint);
-  const FirstVersion first = read_first(console, checkpoint, flags, bar.callback());
+  const FirstVersion first = read_first(checkpoint, flags, bar.callback());
 
   LogWriter writer(*log.reader, options);
   std::optional<LogCommit> commit = log.find_head();
@@ -84,7 +83,7 @@ int run_init(Console& console, const InitFlags& flags) {
     commit = writer.create({stream, flags.version, first.table, first.digest, {}, flags.label});
   }
   AnchorRef anchor;
-  if (flags.anchor) anchor = writer.write_anchor(console.fs, checkpoint, flags.checkpoint, commit->version);
+  if (flags.anchor) anchor = writer.write_anchor(checkpoint, flags.checkpoint, commit->version);
   bar.wipe();
 
   Report report;

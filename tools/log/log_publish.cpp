@@ -112,7 +112,7 @@ class PublishRun {
 };
 
 StateDigest PublishRun::digest_of(const Checkpoint& checkpoint) {
-  const CheckpointStore store(console_.fs, CheckpointLayout::of(checkpoint), OpenMode::kRead);
+  const CheckpointStore store(checkpoint);
   return sum(digest_store(store, flags_.encode.threads, bar_.callback()));
 }
 

@@ -64,8 +64,7 @@ int run_anchor(Console& console, const AnchorFlags& flags) {
     version = mirror->get().step(flags.version).version;
   } else {
     require_not_interrupted(console.fs, flags.checkpoint);
-    const CheckpointStore store(console.fs, CheckpointLayout::of(Checkpoint::open(console.fs, flags.checkpoint)),
-                                OpenMode::kRead);
+    const CheckpointStore store(Checkpoint::open(console.fs, flags.checkpoint));
     version = version_of(log, sum(digest_store(store, flags.threads, bar.callback())), flags);
   }
   const AnchorRef anchor =

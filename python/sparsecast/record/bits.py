@@ -17,6 +17,8 @@ BITS_TYPES: dict[str, str] = {
     "F8_E4M3": "u1",
     "F8_E5M2": "u1",
     "F8_E8M0": "u1",
+    "F8_E4M3FNUZ": "u1",
+    "F8_E5M2FNUZ": "u1",
     "U16": "u2",
     "I16": "u2",
     "F16": "u2",
@@ -27,6 +29,7 @@ BITS_TYPES: dict[str, str] = {
     "U64": "u8",
     "I64": "u8",
     "F64": "u8",
+    "C64": "u8",
 }
 
 

@@ -24,6 +24,12 @@ TORCH = [
     (torch.int32, "I32"),
     (torch.int64, "I64"),
     (torch.bool, "BOOL"),
+    (torch.uint16, "U16"),
+    (torch.uint32, "U32"),
+    (torch.uint64, "U64"),
+    (torch.complex64, "C64"),
+    (torch.float8_e4m3fnuz, "F8_E4M3FNUZ"),
+    (torch.float8_e5m2fnuz, "F8_E5M2FNUZ"),
 ]
 
 
@@ -46,6 +52,19 @@ def test_pairs_of_4_bit_numbers_are_described_as_bytes() -> None:
     assert sc.describe(torch.zeros(2, 3, dtype=torch.int32).view(torch.uint8), dtype="I4X2").shape == (2, 12)
     with pytest.raises(errors.UsageError, match="elements of 32 bits cannot be I4X2"):
         sc.describe(torch.zeros(3, dtype=torch.int32), dtype="I4X2")
+
+
+def test_fp6_is_described_as_bytes() -> None:
+    assert sc.describe(torch.zeros(3, 6, dtype=torch.uint8), dtype="F6_E2M3").shape == (3, 6)
+    with pytest.raises(errors.UsageError, match="elements of 16 bits cannot be F6_E3M2"):
+        sc.describe(torch.zeros(3, dtype=torch.int16), dtype="F6_E3M2")
+
+
+def test_memory_of_conjugates_is_refused() -> None:
+    tensor = torch.tensor([1 + 2j], dtype=torch.complex64)
+    with pytest.raises(errors.UsageError, match="resolve_conj"):
+        sc.describe(tensor.conj())
+    assert sc.describe(tensor.conj().resolve_conj()).dtype == "C64"
 
 
 def test_views_parameters_scalars_and_empty_tensors_are_described_as_they_lie() -> None:
@@ -90,7 +109,7 @@ def test_a_dtype_by_name_must_have_the_size_of_the_elements() -> None:
     ("thing", "words"),
     [
         (object(), "neither DLPack nor the buffer protocol"),
-        (torch.zeros(3, dtype=torch.complex64), "complex64 are not carried"),
+        (torch.zeros(3, dtype=torch.complex128), "complex128 are not carried"),
         (torch.zeros(3, device="meta"), "no memory that can be read"),
         (torch.eye(3).to_sparse(), "no plain memory"),
         (np.zeros(3, dtype=">f4"), "byte order"),

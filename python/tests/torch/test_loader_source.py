@@ -213,3 +213,39 @@ def test_a_checkpoint_that_the_model_does_not_hold_is_refused_by_name() -> None:
     other.q[1, 1] += 1
     with pytest.raises(errors.UnsupportedError, match=r"not hold what its checkpoint has: 'q' \(1 elements\)"):
         LoaderSource(engine, engine.load_weights, TABLE, checkpoint=checkpoint(other))
+
+
+def test_tensors_of_which_only_the_bits_are_moved_go_through_the_loader(tmp_path: pathlib.Path) -> None:
+    table = [("a", "U32", (4, 8)), ("b", "U32", (2, 8)), ("c", "C64", (3,)), ("f", "F8_E4M3FNUZ", (4, 4))]
+    words = {name: torch.randint(0, 256, (*shape[:-1], 8 * shape[-1]), dtype=torch.uint8) for name, _, shape in table}
+    views = {
+        "a": words["a"][:, :32].clone().view(torch.uint32),
+        "b": words["b"][:, :32].clone().view(torch.uint32),
+        "c": words["c"].clone().view(torch.complex64),
+        "f": words["f"][:, :4].clone().view(torch.float8_e4m3fnuz),
+    }
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("ab", torch.zeros(6, 8, dtype=torch.uint32))
+            self.register_buffer("c", torch.zeros(3, dtype=torch.complex64))
+            self.register_buffer("f", torch.zeros(4, 4, dtype=torch.float8_e4m3fnuz))
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+            for name, tensor in weights:
+                {"a": self.ab[:4], "b": self.ab[4:], "c": self.c, "f": self.f}[name].copy_(tensor)
+
+    engine = Packed()
+    log = Log(str(tmp_path / "log"), mirror=str(tmp_path / "mirror.safetensors"), state=str(tmp_path / "state"))
+    with Publisher(list(views.items()), transport=log) as publisher:
+        follower = Subscriber(LoaderSource(engine, engine.load_weights, table), transport=log)
+        for _ in range(3):
+            for tensor in views.values():
+                tensor.view(torch.uint8).view(-1)[3] ^= 0x81
+            publisher.publish()
+            follower.update()
+            ab = torch.cat([views["a"].view(torch.int32), views["b"].view(torch.int32)])
+            assert torch.equal(engine.ab.view(torch.int32), ab)
+            assert torch.equal(engine.c.view(torch.int64), views["c"].view(torch.int64))
+            assert torch.equal(engine.f.view(torch.uint8), views["f"].view(torch.uint8))

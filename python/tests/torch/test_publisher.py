@@ -15,6 +15,7 @@ from sparsecast_ports import free_port
 from torch import nn
 
 from sparsecast import errors
+from sparsecast.buffers import TORCH_DTYPES
 from sparsecast.torch import Log, Publisher, Subscriber, World, shards_of
 
 TIMEOUT = 30.0
@@ -240,6 +241,37 @@ def test_4_bit_numbers_in_words_are_followed_through_a_log_in_fewer_bytes(tmp_pa
         stored = load_file(directory / "mirror.safetensors")["w_packed"]
         assert (stored.dtype, stored.shape) == (torch.int32, start.shape), "as engines' checkpoints have it"
     assert sizes[True] < 0.8 * sizes[False]
+
+
+def test_every_dtype_of_torch_is_followed_through_a_log(tmp_path: pathlib.Path) -> None:
+    generator = torch.Generator().manual_seed(2)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+    dtypes = {name: getattr(torch, name) for name in TORCH_DTYPES if hasattr(torch, name)}
+    assert {"uint16", "uint32", "uint64", "complex64", "float8_e4m3fnuz", "float8_e5m2fnuz"} <= dtypes.keys()
+    bits = {name: noise(50, 8 * dtype.itemsize) for name, dtype in dtypes.items()}
+    bits["bool"] &= 1
+    live = {name: torch.zeros_like(tensor) for name, tensor in bits.items()}
+
+    def views(tensors: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+        return [(name, tensors[name].view(dtype)) for name, dtype in dtypes.items()]
+
+    log = Log(str(tmp_path / "log"), mirror=str(tmp_path / "mirror.safetensors"), timeout=TIMEOUT)
+    with Publisher(views(bits), transport=log) as publisher:
+        follower = Subscriber(views(live), transport=dataclasses.replace(log, state=str(tmp_path / "follower")))
+        for density in (0, 0.001, 0.1, 1):
+            changed = {name: torch.rand(tensor.shape, generator=generator) < density for name, tensor in bits.items()}
+            for name, tensor in bits.items():
+                tensor[changed[name]] ^= 1 if name == "bool" else noise(*tensor.shape)[changed[name]]
+            publisher.publish()
+            follower.update()
+            assert all(torch.equal(live[name], bits[name]) for name in dtypes)
+    stored = load_file(tmp_path / "mirror.safetensors")
+    kept = {name for name in dtypes if name != "float4_e2m1fn_x2"}  # That one is U8 in files.
+    assert all(stored[name].dtype == dtypes[name] for name in kept)
+    assert all(torch.equal(stored[name].view(torch.uint8), bits[name]) for name in dtypes)
 
 
 def test_wrong_use_is_answered_in_words(tmp_path: pathlib.Path) -> None:

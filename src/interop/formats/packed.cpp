@@ -196,28 +196,29 @@ std::uint64_t most_bytes(const TensorTable& table) {
   return SafetensorsHeader::kMaxHeaderBytes + 8 + kAnElement * table.elements();
 }
 
-void decompress(ConstBytes frame, std::uint64_t most, Spool& out) {
+Bytes decompress(ConstBytes frame, std::uint64_t most) {
   ZstdReader reader(frame);
   Bytes window(std::size_t{1} << 20);
+  Bytes out;
   while (const std::size_t got = reader.read(window)) {
-    out.append(ConstBytes(window).first(got));
+    out.insert(out.end(), window.begin(), window.begin() + static_cast<std::ptrdiff_t>(got));
     if (out.size() > most) corrupt(fmt::format("the file holds more than {} bytes", most));
   }
   reader.require_end();
+  return out;
 }
 
 }  // namespace
 
 bool is_flush_name(const std::string& name) { return name.starts_with("rank") && name.ends_with(".safetensors"); }
 
-void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& table, WorkDirectory& scratch,
-                const PatchSink& sink) {
+void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& table, const PatchSink& sink) {
   try {
-    Spool spool(scratch);
+    Bytes decompressed;
     const bool compressed = bytes.size() >= 4 && load_word<std::uint32_t>(bytes.data()) == 0xFD2FB528;
     if (compressed) {
-      decompress(bytes, most_bytes(table), spool);
-      bytes = spool.bytes();
+      decompressed = decompress(bytes, most_bytes(table));
+      bytes = decompressed;
     }
     const SafetensorsHeader header = SafetensorsHeader::parse(bytes, bytes.size());
     const std::string& encoding = metadata_of(header, "encoding");
@@ -236,16 +237,14 @@ void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& ta
   }
 }
 
-void read_directory(FileSystem& fs, const std::string& directory, const Checkpoint& base, WorkDirectory& scratch,
-                    PatchStore& out) {
+void read_directory(FileSystem& fs, const std::string& directory, const Checkpoint& base, PatchStore& out) {
   if (!fs.exists(directory + "/" + kDoneName)) {
     throw Error(ErrorCode::kIncomplete, "there is no DONE: its writer has not finished", directory);
   }
   for (const std::string& name : fs.list(directory)) {
     if (!is_flush_name(name)) continue;
     const std::string path = directory + "/" + name;
-    const std::unique_ptr<FileMapping> mapping = fs.map(path);
-    read_flush(mapping->bytes(), path, base.table(), scratch, out.sink());
+    read_flush(read_file(fs, path), path, base.table(), out.sink());
   }
 }
 
@@ -319,21 +318,22 @@ std::map<std::string, std::string> flush_metadata(const PackedFlush& flush, cons
       // The receiver's version before its first delta is "default".
       {"prev_version", header.base_version == 0 ? "default" : std::to_string(header.base_version)},
       {"current_version", std::to_string(header.version)}};
-  const bool hashable = flush.dtype != DType::kF8E4M3 && flush.dtype != DType::kF8E5M2 && flush.dtype != DType::kF8E8M0;
+  const bool hashable = flush.dtype != DType::kF8E4M3 && flush.dtype != DType::kF8E5M2 && !is_added(flush.dtype);
   if (hashable) metadata["checksum"] = flush.checksum();
   return metadata;
 }
 
-void flush_patches(const std::vector<TensorPatch>& patches, const TensorTable& table, PackedEncoding encoding,
+void flush_patches(const TensorPatches& patches, const TensorTable& table, PackedEncoding encoding,
                    const ForeignWriteOptions& options, const PackedFlusher::Sink& sink) {
   PackedFlusher flusher(table, encoding, options.bucket_bytes, sink);
-  for (const TensorPatch& patch : patches) flusher.add(patch);
+  Bytes room;
+  for (std::size_t n = 0; n < patches.heads.size(); ++n) flusher.add(patches.read(n, room));
   flusher.finish();
 }
 
 }  // namespace
 
-std::string write_directory(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
+std::string write_directory(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                             const TensorTable& table, const std::string& parent, const ForeignWriteOptions& options) {
   DirectoryOutput output(fs, parent + "/" + slime::version_name(header.version));
   const bool gaps = options.format != ForeignFormat::kPackedIndices;
@@ -350,7 +350,7 @@ std::string write_directory(FileSystem& fs, const DeltaHeader& header, const std
   return output.publish();
 }
 
-std::vector<std::string> write_verl(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
+std::vector<std::string> write_verl(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                                     const TensorTable& table, const std::string& directory,
                                     const ForeignWriteOptions& options) {
   make_output_directory(fs, directory);

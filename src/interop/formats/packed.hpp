@@ -27,19 +27,17 @@ inline constexpr const char* kDoneName = "DONE";
 bool is_flush_name(const std::string& name);
 
 /// Takes the changes of a version directory to `out`. Throws Error; Error{kIncomplete} without DONE.
-void read_directory(FileSystem& fs, const std::string& directory, const Checkpoint& base, WorkDirectory& scratch,
-                    PatchStore& out);
+void read_directory(FileSystem& fs, const std::string& directory, const Checkpoint& base, PatchStore& out);
 
 /// Takes one file's changes to `sink`; `bytes` is the file, `name` goes into errors.
-void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& table, WorkDirectory& scratch,
-                const PatchSink& sink);
+void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& table, const PatchSink& sink);
 
 /// Returns the directory.
-std::string write_directory(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
+std::string write_directory(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                             const TensorTable& table, const std::string& parent, const ForeignWriteOptions& options);
 
 /// Returns the files.
-std::vector<std::string> write_verl(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
+std::vector<std::string> write_verl(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                                     const TensorTable& table, const std::string& directory,
                                     const ForeignWriteOptions& options);
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <limits>
 
 #include "core/file_tree.hpp"
@@ -41,25 +42,27 @@ void PatchStore::add(const TensorPatch& patch) {
   seen_[patch.tensor] = true;
   if (patch.count == 0) return;
   check_patch(table_, patch);
-  PatchPlace place;
-  place.indices = spool_.append(patch.indices);
-  place.values = spool_.append(patch.values);
-  patches_.push_back({patch.tensor, {}, {}, patch.count});
-  places_.push_back(place);
+  const std::uint64_t indices = spool_.append(patch.indices);
+  stored_.push_back({{patch.tensor, patch.count}, indices, spool_.append(patch.values)});
   changed_ += patch.count;
 }
 
-const std::vector<TensorPatch>& PatchStore::patches() {
-  const ConstBytes bytes = spool_.bytes();
-  for (std::size_t i = 0; i < places_.size(); ++i) {
-    TensorPatch& patch = patches_[i];
-    patch.indices = bytes.subspan(places_[i].indices, patch.count * sizeof(std::int32_t));
-    patch.values = bytes.subspan(places_[i].values, patch.count * element_size(table_[patch.tensor].dtype));
-  }
-  places_.clear();
-  std::sort(patches_.begin(), patches_.end(),
-            [](const TensorPatch& a, const TensorPatch& b) { return a.tensor < b.tensor; });
-  return patches_;
+TensorPatches PatchStore::patches() const {
+  std::vector<Stored> stored = stored_;
+  std::sort(stored.begin(), stored.end(),
+            [](const Stored& a, const Stored& b) { return a.head.tensor < b.head.tensor; });
+  TensorPatches patches;
+  for (const Stored& one : stored) patches.heads.push_back(one.head);
+  patches.read = [this, stored = std::move(stored)](std::size_t n, Bytes& room) -> TensorPatch {
+    const auto& [head, indices, values] = stored[n];
+    const std::uint64_t index_bytes = head.count * sizeof(std::int32_t);
+    room.resize(index_bytes + head.count * element_size(table_[head.tensor].dtype));
+    const MutableBytes all = room;
+    spool_.read(indices, all.first(index_bytes));
+    spool_.read(values, all.subspan(index_bytes));
+    return {head.tensor, all.first(index_bytes), all.subspan(index_bytes), head.count};
+  };
+  return patches;
 }
 
 WorkDirectory::~WorkDirectory() {
@@ -101,14 +104,11 @@ void Spool::write_out() {
   memory_.clear();
 }
 
-ConstBytes Spool::bytes() {
-  if (!file_ && !mapping_) return memory_;
-  if (!mapping_) {
-    write_out();
-    file_.reset();
-    mapping_ = scratch_->fs().map(path_);
-  }
-  return mapping_->bytes();
+void Spool::read(std::uint64_t begin, MutableBytes room) const {
+  const std::uint64_t from_file = begin < in_file_ ? std::min<std::uint64_t>(room.size(), in_file_ - begin) : 0;
+  if (from_file != 0) file_->read_at(begin, room.first(from_file));
+  const MutableBytes rest = room.subspan(from_file);
+  if (!rest.empty()) std::memcpy(rest.data(), memory_.data() + (begin + from_file - in_file_), rest.size());
 }
 
 }  // namespace sparsecast

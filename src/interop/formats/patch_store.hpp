@@ -41,11 +41,11 @@ class Spool {
   explicit Spool(WorkDirectory& scratch, std::size_t memory_bytes = kMemoryBytes)
       : scratch_(&scratch), memory_bytes_(memory_bytes) {}
 
-  /// Returns where the bytes begin. Not after bytes().
+  /// Returns where the bytes begin.
   std::uint64_t append(ConstBytes bytes);
   std::uint64_t size() const noexcept { return in_file_ + memory_.size(); }
-  /// Returns all bytes appended so far; they are valid while the object lives. Nothing may be appended afterwards.
-  ConstBytes bytes();
+  /// Reads bytes that were appended. May run concurrently, but not with append().
+  void read(std::uint64_t begin, MutableBytes room) const;
 
  private:
   void write_out();
@@ -56,7 +56,6 @@ class Spool {
   std::string path_;
   std::unique_ptr<File> file_;
   std::uint64_t in_file_ = 0;
-  std::unique_ptr<FileMapping> mapping_;
 };
 
 /// Throws Error{kCorrupt | kUnsupported} unless the indices of the patch are strictly increasing and in the tensor.
@@ -76,20 +75,20 @@ class PatchStore {
   PatchSink sink() {
     return [this](const TensorPatch& patch) { add(patch); };
   }
-  /// Returns all patches in the order of the table, valid while the store lives. Nothing may be added afterwards.
-  const std::vector<TensorPatch>& patches();
+  /// Returns the patches in the order of the table; the store outlives them, and nothing is added meanwhile.
+  TensorPatches patches() const;
   std::uint64_t changed() const noexcept { return changed_; }
 
  private:
-  struct PatchPlace {
-    std::uint64_t indices = 0;
+  struct Stored {
+    TensorPatches::Head head;
+    std::uint64_t indices = 0;  ///< Where they begin in the spool.
     std::uint64_t values = 0;
   };
 
   const TensorTable& table_;
   Spool spool_;
-  std::vector<TensorPatch> patches_;
-  std::vector<PatchPlace> places_;  ///< Parallel to patches_ until patches() is called.
+  std::vector<Stored> stored_;
   std::vector<bool> seen_;
   std::uint64_t changed_ = 0;
 };

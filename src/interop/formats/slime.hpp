@@ -58,9 +58,8 @@ void decode_tensor(ConstBytes frame, const std::string& encoding, std::size_t te
                    const PatchSink& sink);
 
 /// Returns the directory.
-std::string write_delta(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
-                        const Checkpoint& base, const std::string& parent, const ForeignWriteOptions& options,
-                        WorkDirectory& scratch);
+std::string write_delta(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches, const Checkpoint& base,
+                        const std::string& parent, const ForeignWriteOptions& options, WorkDirectory& scratch);
 
 /// Returns "weight_v000012" for version 12.
 std::string version_name(std::uint64_t version);

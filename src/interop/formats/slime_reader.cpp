@@ -63,14 +63,38 @@ class Collected {
   std::uint64_t count_ = 0;
 };
 
+/// The base's tensor, of which elements are asked for in ascending order.
+class OldTensor {
+ public:
+  OldTensor(const Checkpoint& base, std::size_t tensor) : base_(base), tensor_(tensor) {}
+
+  std::uint64_t size() const { return base_.table()[tensor_].bytes(); }
+  /// Returns the bytes of an element, until the next call.
+  const std::byte* at(std::uint64_t element, std::size_t element_bytes) {
+    const std::uint64_t begin = element * element_bytes;
+    if (begin < begin_ || begin >= begin_ + window_.size()) {
+      begin_ = begin / kWindowBytes * kWindowBytes;  // A multiple of every element size.
+      window_.resize(std::min<std::uint64_t>(kWindowBytes, size() - begin_));
+      base_.read(tensor_, begin_, window_);
+    }
+    return window_.data() + (begin - begin_);
+  }
+
+ private:
+  const Checkpoint& base_;
+  std::size_t tensor_;
+  std::uint64_t begin_ = 0;
+  Bytes window_;
+};
+
 void check_limit(const TensorSpec& spec) {
   if (spec.elements() > (std::uint64_t{1} << 31)) {
     throw Error(ErrorCode::kUnsupported, "tensors of more than 2^31 elements cannot be converted");
   }
 }
 
-void decode_xor(ZstdReader& reader, ConstBytes old, std::size_t size, Collected& out) {
-  Bytes window(std::min<std::size_t>(kWindowBytes, old.size()));
+void decode_xor(ZstdReader& reader, OldTensor& old, std::size_t size, Collected& out) {
+  Bytes window(std::min<std::uint64_t>(kWindowBytes, old.size()));
   for (std::uint64_t begin = 0; begin < old.size(); begin += window.size()) {
     window.resize(std::min<std::uint64_t>(window.size(), old.size() - begin));
     reader.read_exact(window);
@@ -86,7 +110,7 @@ void decode_xor(ZstdReader& reader, ConstBytes old, std::size_t size, Collected&
         const T difference = load_word<T>(bits, i);
         if (difference == 0) continue;
         const std::uint64_t element = begin / sizeof(T) + i;
-        const T value = load_word<T>(old.data(), element) ^ difference;
+        const T value = load_word<T>(old.at(begin / sizeof(T) + i, sizeof(T)), 0) ^ difference;
         out.add(element, reinterpret_cast<const std::byte*>(&value));
       }
     });
@@ -110,7 +134,7 @@ Bytes read_positions(ZstdReader& reader, std::uint64_t tensor_bytes) {
   return positions;
 }
 
-void decode_overwrite(ZstdReader& reader, ConstBytes old, std::size_t size, Collected& out) {
+void decode_overwrite(ZstdReader& reader, OldTensor& old, std::size_t size, Collected& out) {
   const Bytes positions = read_positions(reader, old.size());
   const std::uint64_t count = positions.size() / sizeof(std::uint32_t);
   Bytes window;
@@ -126,7 +150,7 @@ void decode_overwrite(ZstdReader& reader, ConstBytes old, std::size_t size, Coll
     }
     previous = position;
     const std::uint64_t element = static_cast<std::uint64_t>(position) / size;
-    if (out.count() == 0 || out.last_element() != element) out.add(element, old.data() + element * size);
+    if (out.count() == 0 || out.last_element() != element) out.add(element, old.at(element, size));
     out.last_value()[static_cast<std::uint64_t>(position) % size] = window[i % kWindowBytes];
   }
 }
@@ -144,9 +168,9 @@ void verify_checksum(const Checkpoint& base, const TensorPatch& patch, const std
 
 void read_file(FileSystem& fs, const std::string& path, const Index& index, const Checkpoint& base,
                std::set<std::string>& seen, PatchStore& out) {
-  const std::unique_ptr<FileMapping> mapping = fs.map(path);
-  const ConstBytes bytes = mapping->bytes();
-  const SafetensorsHeader header = SafetensorsHeader::parse(bytes, bytes.size());
+  const std::unique_ptr<File> file = fs.open(path, OpenMode::kRead);
+  const SafetensorsHeader header = SafetensorsHeader::read(*file);
+  Bytes frame;
   for (const SafetensorsEntry& entry : header.entries) {
     const std::string where = fmt::format("tensor '{}': frame at offset {}", excerpt(entry.spec.name), entry.begin);
     try {
@@ -156,15 +180,15 @@ void read_file(FileSystem& fs, const std::string& path, const Index& index, cons
       if (!seen.insert(entry.spec.name).second) corrupt("the tensor is in two files of the version");
       const auto expected = header.metadata.find(entry.spec.name);
       if (expected == header.metadata.end()) corrupt("the file's metadata has no checksum for it");
-      decode_tensor(bytes.subspan(entry.begin, entry.spec.bytes()), index.encoding, *tensor, base,
-                    [&](const TensorPatch& patch) {
-                      verify_checksum(base, patch, index.checksum, expected->second);
-                      out.add(patch);
-                    });
+      frame.resize(entry.spec.bytes());
+      file->read_at(entry.begin, frame);
+      decode_tensor(frame, index.encoding, *tensor, base, [&](const TensorPatch& patch) {
+        verify_checksum(base, patch, index.checksum, expected->second);
+        out.add(patch);
+      });
     } catch (const Error& error) {
       throw error.within(where);
     }
-    mapping->release(entry.begin, entry.spec.bytes());
   }
 }
 
@@ -208,11 +232,13 @@ Index parse_index(const std::string& text) {
 Index read_index(FileSystem& fs, const std::string& directory) {
   const std::string path = directory + "/" + kIndexName;
   if (!fs.exists(path)) return {};
-  const std::unique_ptr<FileMapping> mapping = fs.map(path);
-  const ConstBytes bytes = mapping->bytes();
+  const std::unique_ptr<File> file = fs.open(path, OpenMode::kRead);
   try {
-    if (bytes.size() > kMaxIndexBytes) corrupt(fmt::format("an index of {} bytes", bytes.size()));
-    return parse_index(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+    const std::uint64_t size = file->size();
+    if (size > kMaxIndexBytes) corrupt(fmt::format("an index of {} bytes", size));
+    std::string text(size, '\0');
+    file->read_at(0, std::as_writable_bytes(std::span(text)));
+    return parse_index(text);
   } catch (const Error& error) {
     throw error.within(path);
   }
@@ -225,10 +251,11 @@ void decode_tensor(ConstBytes frame, const std::string& encoding, std::size_t te
   const std::size_t size = element_size(spec.dtype);
   ZstdReader reader(frame);
   Collected collected(size);
+  OldTensor old(base, tensor);
   if (encoding == "xor") {
-    decode_xor(reader, base.tensor(tensor), size, collected);
+    decode_xor(reader, old, size, collected);
   } else {
-    decode_overwrite(reader, base.tensor(tensor), size, collected);
+    decode_overwrite(reader, old, size, collected);
   }
   reader.require_end();
   sink(collected.patch(tensor));

@@ -51,7 +51,7 @@ void for_each_difference(const std::byte* a, const std::byte* b, std::size_t cou
 
 void encode_xor(const Checkpoint& base, const TensorPatch& patch, TensorChecksum& checksum, Bytes& difference,
                 ZstdWriter& writer) {
-  writer.begin(base.tensor(patch.tensor).size());
+  writer.begin(base.table()[patch.tensor].bytes());
   for_each_window(base, patch, [&](ConstBytes before, ConstBytes after) {
     checksum.update(after);
     difference.resize(after.size());
@@ -106,7 +106,7 @@ std::vector<std::size_t> cut_into_files(const std::vector<CompressedTensor>& fra
   return counts;
 }
 
-void write_file(FileSystem& fs, const std::string& path, std::span<const CompressedTensor> frames, ConstBytes bytes) {
+void write_file(FileSystem& fs, const std::string& path, std::span<const CompressedTensor> frames, const Spool& spool) {
   std::vector<TensorSpec> specs;
   std::map<std::string, std::string> checksums;
   for (const CompressedTensor& frame : frames) {
@@ -114,21 +114,30 @@ void write_file(FileSystem& fs, const std::string& path, std::span<const Compres
     checksums[frame.name] = frame.checksum;
   }
   SafetensorsWriter writer(fs, path, specs, checksums);
-  for (const CompressedTensor& frame : frames) writer.append(bytes.subspan(frame.begin, frame.bytes));
+  constexpr std::uint64_t kCopyBytes = std::uint64_t{1} << 20;
+  Bytes window;
+  for (const CompressedTensor& frame : frames) {
+    for (std::uint64_t at = 0; at < frame.bytes; at += window.size()) {
+      window.resize(std::min(kCopyBytes, frame.bytes - at));
+      spool.read(frame.begin + at, window);
+      writer.append(window);
+    }
+  }
   writer.finish();
 }
 
 }  // namespace
 
-std::string write_delta(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
-                        const Checkpoint& base, const std::string& parent, const ForeignWriteOptions& options,
-                        WorkDirectory& scratch) {
+std::string write_delta(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches, const Checkpoint& base,
+                        const std::string& parent, const ForeignWriteOptions& options, WorkDirectory& scratch) {
   const bool use_xor = options.format == ForeignFormat::kSlimeXor;
   Spool spool(scratch);
   std::vector<CompressedTensor> frames;
   ZstdWriter writer(kLevel, [&](ConstBytes piece) { spool.append(piece); });
   Bytes difference;
-  for (const TensorPatch& patch : patches) {
+  Bytes room;
+  for (std::size_t n = 0; n < patches.heads.size(); ++n) {
+    const TensorPatch patch = patches.read(n, room);
     TensorChecksum checksum(options.checksum);
     CompressedTensor frame{base.table()[patch.tensor].name, {}, spool.size(), 0};
     use_xor ? encode_xor(base, patch, checksum, difference, writer) : encode_overwrite(base, patch, checksum, writer);
@@ -138,13 +147,12 @@ std::string write_delta(FileSystem& fs, const DeltaHeader& header, const std::ve
   }
 
   DirectoryOutput output(fs, parent + "/" + version_name(header.version));
-  const ConstBytes bytes = spool.bytes();
   const std::vector<std::size_t> counts = cut_into_files(frames, options.bucket_bytes);
   nlohmann::ordered_json map = nlohmann::ordered_json::object();
   std::span<const CompressedTensor> left = frames;
   for (std::size_t i = 0; i < counts.size(); ++i) {
     const std::string name = fmt::format("model-{:05d}-of-{:05d}.safetensors", i, counts.size());
-    write_file(fs, output.path(name), left.first(counts[i]), bytes);
+    write_file(fs, output.path(name), left.first(counts[i]), spool);
     for (const CompressedTensor& frame : left.first(counts[i])) map[frame.name] = name;
     left = left.subspan(counts[i]);
   }
@@ -162,19 +170,20 @@ std::string write_delta(FileSystem& fs, const DeltaHeader& header, const std::ve
 void for_each_window(const Checkpoint& base, const TensorPatch& patch, const WindowSink& sink) {
   constexpr std::uint64_t kWindowBytes = std::uint64_t{1} << 20;  // A multiple of every element size.
   const std::size_t size = element_size(base.table()[patch.tensor].dtype);
-  const ConstBytes tensor = base.tensor(patch.tensor);
+  const std::uint64_t bytes = base.table()[patch.tensor].bytes();
+  Bytes before;
   Bytes after;
   std::uint64_t next = 0;  // Entry of the patch.
-  for (std::uint64_t begin = 0; begin < tensor.size(); begin += kWindowBytes) {
-    const ConstBytes before = tensor.subspan(begin, std::min(kWindowBytes, tensor.size() - begin));
-    after.assign(before.begin(), before.end());
+  for (std::uint64_t begin = 0; begin < bytes; begin += kWindowBytes) {
+    before.resize(std::min(kWindowBytes, bytes - begin));
+    base.read(patch.tensor, begin, before);
+    after = before;
     for (; next < patch.count; ++next) {
       const std::uint64_t at = std::uint64_t{load_word<std::uint32_t>(patch.indices.data(), next)} * size;
       if (at >= begin + before.size()) break;
       std::memcpy(after.data() + (at - begin), patch.values.data() + next * size, size);
     }
     sink(before, after);
-    base.release(patch.tensor, begin, before.size());
   }
 }
 

@@ -15,31 +15,36 @@ namespace sparsecast {
 namespace {
 
 /// Indices before values, wide values before narrow ones: every tensor is aligned, which PyTorch's readers want.
-void write_pairs(FileSystem& fs, const std::string& path, const std::vector<TensorPatch>& patches,
-                 const TensorTable& table, const std::map<std::string, std::string>& metadata) {
+void write_pairs(FileSystem& fs, const std::string& path, const TensorPatches& patches, const TensorTable& table,
+                 const std::map<std::string, std::string>& metadata) {
   require_absent(fs, path);
+  struct Content {
+    std::size_t patch;
+    bool values;
+  };
   std::vector<TensorSpec> specs;
-  std::vector<ConstBytes> contents;
-  for (const TensorPatch& patch : patches) {
-    specs.push_back({table[patch.tensor].name + ".indices", DType::kI32, {patch.count}});
-    contents.push_back(patch.indices);
-  }
+  std::vector<Content> contents;
   const auto add_values = [&](std::size_t size) {
-    for (const TensorPatch& patch : patches) {
-      if (element_size(table[patch.tensor].dtype) != size) continue;
-      specs.push_back({table[patch.tensor].name + ".values", table[patch.tensor].dtype, {patch.count}});
-      contents.push_back(patch.values);
+    for (std::size_t n = 0; n < patches.heads.size(); ++n) {
+      const TensorSpec& spec = table[patches.heads[n].tensor];
+      if (element_size(spec.dtype) != size) continue;
+      // The bytes of fp6 that changed are no numbers.
+      specs.push_back({spec.name + ".values", is_fp6(spec.dtype) ? DType::kU8 : spec.dtype, {patches.heads[n].count}});
+      contents.push_back({n, true});
     }
   };
-  // After an odd number of I32 entries, what has 8 bytes is not aligned: then it comes first.
-  for (const std::size_t size : {8, 4, 2, 1}) {
-    add_values(size);
-    if (size != 8) continue;
-    std::rotate(specs.begin(), specs.begin() + static_cast<std::ptrdiff_t>(patches.size()), specs.end());
-    std::rotate(contents.begin(), contents.begin() + static_cast<std::ptrdiff_t>(patches.size()), contents.end());
+  add_values(8);  // After an odd number of I32 entries, what has 8 bytes would not be aligned.
+  for (std::size_t n = 0; n < patches.heads.size(); ++n) {
+    specs.push_back({table[patches.heads[n].tensor].name + ".indices", DType::kI32, {patches.heads[n].count}});
+    contents.push_back({n, false});
   }
+  for (const std::size_t size : {4, 2, 1}) add_values(size);
   SafetensorsWriter writer(fs, path, specs, metadata);
-  for (const ConstBytes bytes : contents) writer.append(bytes);
+  Bytes room;
+  for (const auto& [n, values] : contents) {
+    const TensorPatch patch = patches.read(n, room);
+    writer.append(values ? patch.values : patch.indices);
+  }
   writer.finish();
 }
 
@@ -47,15 +52,15 @@ void write_pairs(FileSystem& fs, const std::string& path, const std::vector<Tens
 
 std::string trl_step_name(std::uint64_t version) { return fmt::format("step_{:06d}.safetensors", version); }
 
-std::string write_trl_step(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
+std::string write_trl_step(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                            const TensorTable& table, const std::string& directory) {
   make_output_directory(fs, directory);
   make_output_directory(fs, directory + "/deltas");
   nlohmann::ordered_json names = nlohmann::ordered_json::array();
   std::uint64_t changed = 0;
-  for (const TensorPatch& patch : patches) {
-    names.push_back(table[patch.tensor].name);
-    changed += patch.count;
+  for (const auto& [tensor, count] : patches.heads) {
+    names.push_back(table[tensor].name);
+    changed += count;
   }
   const double elements = std::max(1.0, static_cast<double>(table.elements()));
   std::string path = directory + "/deltas/" + trl_step_name(header.version);
@@ -67,10 +72,11 @@ std::string write_trl_step(FileSystem& fs, const DeltaHeader& header, const std:
   return path;
 }
 
-std::string write_vllm_update(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
+std::string write_vllm_update(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                               const TensorTable& table, const std::string& directory) {
   VllmUpdate update(table);
-  for (const TensorPatch& patch : patches) update.add(patch);
+  Bytes room;
+  for (std::size_t n = 0; n < patches.heads.size(); ++n) update.add(patches.read(n, room));
   make_output_directory(fs, directory);
   std::string path = fmt::format("{}/update_{:06d}.safetensors", directory, header.version);
   write_pairs(fs, path, patches, table,
@@ -103,12 +109,12 @@ void write_all_tensors(FileSystem& fs, const Checkpoint& checkpoint, const std::
   std::vector<TensorSpec> specs;
   for (const std::size_t t : order) specs.push_back(table[t]);
   SafetensorsWriter writer(fs, path, specs, metadata);
+  Bytes window;
   for (const std::size_t t : order) {
-    const ConstBytes tensor = checkpoint.tensor(t);
-    for (std::uint64_t begin = 0; begin < tensor.size(); begin += kWindowBytes) {
-      const std::uint64_t bytes = std::min(kWindowBytes, tensor.size() - begin);
-      writer.append(tensor.subspan(begin, bytes));
-      checkpoint.release(t, begin, bytes);
+    for (std::uint64_t begin = 0; begin < table[t].bytes(); begin += window.size()) {
+      window.resize(std::min(kWindowBytes, table[t].bytes() - begin));
+      checkpoint.read(t, begin, window);
+      writer.append(window);
     }
   }
   writer.finish();

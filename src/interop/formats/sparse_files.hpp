@@ -22,9 +22,9 @@ namespace sparsecast {
 std::string trl_step_name(std::uint64_t version);
 
 /// Write a version as one file and return its path; that of TRL is in `directory`/deltas.
-std::string write_trl_step(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
+std::string write_trl_step(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                            const TensorTable& table, const std::string& directory);
-std::string write_vllm_update(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
+std::string write_vllm_update(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                               const TensorTable& table, const std::string& directory);
 /// Writes a whole checkpoint as one file in `directory`/anchors and returns its path.
 std::string write_trl_anchor(FileSystem& fs, const Checkpoint& checkpoint, std::uint64_t version,

@@ -160,7 +160,7 @@ std::uint64_t torch_hash(DType dtype, ConstBytes bits) {
     case DType::kI32:
       return fold_integers<std::int32_t>(bits);
     default:
-      throw Error(ErrorCode::kUnsupported, "PyTorch has no hash of floating values of 8 or 4 bits");
+      throw Error(ErrorCode::kUnsupported, fmt::format("PyTorch has no hash of {}", to_string(dtype)));
   }
 }
 
@@ -171,7 +171,7 @@ std::string packed_checksum(ConstBytes positions, DType dtype, ConstBytes values
 
 namespace {
 
-constexpr std::array<std::pair<DType, std::string_view>, 13> kNames = {{{DType::kBF16, "bfloat16"},
+constexpr std::array<std::pair<DType, std::string_view>, 19> kNames = {{{DType::kBF16, "bfloat16"},
                                                                         {DType::kF16, "float16"},
                                                                         {DType::kF32, "float32"},
                                                                         {DType::kF64, "float64"},
@@ -183,7 +183,13 @@ constexpr std::array<std::pair<DType, std::string_view>, 13> kNames = {{{DType::
                                                                         {DType::kI16, "int16"},
                                                                         {DType::kI32, "int32"},
                                                                         {DType::kI64, "int64"},
-                                                                        {DType::kBool, "bool"}}};
+                                                                        {DType::kBool, "bool"},
+                                                                        {DType::kU16, "uint16"},
+                                                                        {DType::kU32, "uint32"},
+                                                                        {DType::kU64, "uint64"},
+                                                                        {DType::kC64, "complex64"},
+                                                                        {DType::kF8E4M3Fnuz, "float8_e4m3fnuz"},
+                                                                        {DType::kF8E5M2Fnuz, "float8_e5m2fnuz"}}};
 
 }  // namespace
 
