@@ -320,6 +320,7 @@ TEST(DevicePublisherMemory, APinnedSnapshotComesOnceAndOnlyChangesGoBack) {
 }
 
 TEST(DevicePublisherOrder, WaitsForTheWeightsAndKeepsTheCallersDevice) {
+  cudaSetDevice(0);  // The caller has a context there: without one, none is made to set the device again.
   Small small;
   Publisher publisher(small.table, device_snapshot(small.table, {small.live[0]}, {.device = 1}), {});
   CUevent_st ready;

@@ -330,6 +330,7 @@ TEST(DeviceSubscriberRules, StridedTensorsFollow) {
 #if defined(SPARSECAST_CUDA_EMULATION)
 
 TEST(DeviceSubscriberOrder, TakesEventsAndKeepsTheCallersDevice) {
+  cudaSetDevice(0);  // The caller has a context there: without one, none is made to set the device again.
   Fixed fixed;
   Engine engine(fixed.delta.table, fixed.delta.old_state, 0, {}, {.device = 1});
   engine.stage_on_device(fixed.published);

@@ -125,6 +125,9 @@ void fill_required(NcclFunctions& f) {
   };
   f.comm_abort = [](ncclComm_t communicator) {
     ++current->counts.aborts;
+    if (FakeDevice::device_in_use() != of(communicator)->device) {
+      misuse("ncclCommAbort in a thread that is on another device, where it would make a context");
+    }
     if (current->faults.hanging_bytes != 0) return hang();
     current->state().stop(communicator, true);
     return ncclSuccess;

@@ -41,6 +41,7 @@ struct Launch {
 struct Communicator {
   std::shared_ptr<World> world;
   int rank = 0;
+  int device = FakeDevice::device_in_use();
   std::uint64_t issued = 0;
   std::uint64_t launches = 0;
   std::shared_ptr<Launch> launching;

@@ -36,8 +36,10 @@ NcclTransport::Group::~Group() {
   if (communicator_ == nullptr) return;
   const NcclFunctions& nccl = *runtime_.functions;
   for (void* const handle : registrations_) nccl.comm_deregister(communicator_, handle);
-  const bool gone = broken_ || control_->aborted() ? finish_abort(begin_abort(nccl, communicator_), stop_deadline())
-                                                   : destroy_communicator(nccl, communicator_);
+  const int device = staging_->device();
+  const bool gone = broken_ || control_->aborted()
+                        ? finish_abort(begin_abort(nccl, *runtime_.device, device, communicator_), stop_deadline())
+                        : destroy_communicator(nccl, *runtime_.device, device, communicator_);
   if (!gone) keep_device_memory();
 }
 
@@ -62,7 +64,8 @@ bool NcclTransport::Group::give_up(const Error& error) noexcept {
 }
 
 void NcclTransport::Group::abort_for_good() noexcept {
-  aborting_ = begin_abort(*runtime_.functions, std::exchange(communicator_, nullptr));
+  aborting_ =
+      begin_abort(*runtime_.functions, *runtime_.device, staging_->device(), std::exchange(communicator_, nullptr));
   registrations_.clear();
 }
 

@@ -106,12 +106,17 @@ bool settled(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
 
 Deadline stop_deadline() noexcept { return steady_clock::now() + kStopPatience; }
 
-std::future<void> begin_abort(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
+std::future<void> begin_abort(const NcclFunctions& nccl, DeviceApi& api, int device, ncclComm_t communicator) noexcept {
   // On a thread of its own, because it may wait for kernels and threads that are stuck, and takes no deadline.
   try {
     const auto done = std::make_shared<std::promise<void>>();
     std::future<void> aborting = done->get_future();
-    std::thread([abort = nccl.comm_abort, communicator, done] {
+    std::thread([abort = nccl.comm_abort, &api, device, communicator, done] {
+      // NCCL sets the device that it finds again at the end, which would make a context there.
+      try {
+        api.use_device(device);
+      } catch (const Error&) {
+      }
       abort(communicator);
       done->set_value();
     }).detach();
@@ -136,14 +141,14 @@ bool finish_revoke(const NcclFunctions& nccl, ncclComm_t communicator, Deadline 
   return becomes_quiet(nccl, communicator, deadline);
 }
 
-bool destroy_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
+bool destroy_communicator(const NcclFunctions& nccl, DeviceApi& api, int device, ncclComm_t communicator) noexcept {
   const ncclResult_t result = nccl.comm_finalize(communicator);
   if ((result == ncclSuccess || result == ncclInProgress) &&
       becomes_quiet(nccl, communicator, steady_clock::now() + kFinalizePatience) &&
       nccl.comm_destroy(communicator) == ncclSuccess) {
     return true;
   }
-  return finish_abort(begin_abort(nccl, communicator), stop_deadline());
+  return finish_abort(begin_abort(nccl, api, device, communicator), stop_deadline());
 }
 
 }  // namespace sparsecast

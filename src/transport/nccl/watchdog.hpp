@@ -9,6 +9,7 @@
 #include <string>
 
 #include "sparsecast/control_channel.hpp"
+#include "transport/nccl/device_api.hpp"
 #include "transport/nccl/nccl_library.hpp"
 
 namespace sparsecast {
@@ -59,14 +60,14 @@ bool settled(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
 /// Returns how long the second halves of stops that begin now may wait.
 Deadline stop_deadline() noexcept;
 
-/// Begins to stop all work of the communicator and to free it.
-std::future<void> begin_abort(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
+/// Begins to stop all work of the communicator, which is on `device`, and to free it.
+std::future<void> begin_abort(const NcclFunctions& nccl, DeviceApi& api, int device, ncclComm_t communicator) noexcept;
 /// Returns false when NCCL does not come back from the abort: then its memory must be left alone.
 bool finish_abort(const std::future<void>& aborting, Deadline deadline) noexcept;
 /// Begins to stop all work but keeps the communicator for ncclCommShrink. False when that is not possible.
 bool begin_revoke(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
 bool finish_revoke(const NcclFunctions& nccl, ncclComm_t communicator, Deadline deadline) noexcept;
 /// Destroys the communicator in order, within a time limit; otherwise aborts it.
-bool destroy_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
+bool destroy_communicator(const NcclFunctions& nccl, DeviceApi& api, int device, ncclComm_t communicator) noexcept;
 
 }  // namespace sparsecast
