@@ -147,11 +147,14 @@ std::vector<std::uint64_t> random_shape(Random& random, const RandomLimits& limi
 
 TensorTable random_table(Random& random, const RandomLimits& limits) {
   std::vector<TensorSpec> specs;
+  std::span<const DType> dtypes = kDTypes;
+  if (!limits.all_dtypes)
+    dtypes = dtypes.first(static_cast<std::size_t>(std::ranges::find(kDTypes, DType::kU16) - kDTypes.begin()));
   const std::size_t count = random.chance(0.01) ? 0 : random.between(1, limits.max_tensors);
   for (std::size_t t = 0; t < count; ++t) {
     TensorSpec spec;
     spec.name = std::string(1, static_cast<char>('a' + t % 26)) + std::to_string(t);
-    spec.dtype = random.chance(0.3) ? DType::kBF16 : random.pick(std::span<const DType>(kDTypes));
+    spec.dtype = random.chance(0.3) ? DType::kBF16 : random.pick(dtypes);
     spec.shape = random_shape(random, limits);
     specs.push_back(std::move(spec));
   }

@@ -16,6 +16,7 @@ struct RandomLimits {
   std::size_t max_tensors = 4;
   std::uint64_t max_elements = 40'000;  ///< Largest number of elements of one tensor.
   double large_chance = 0.01;           ///< Probability of a tensor of up to max_elements; others have at most 600.
+  bool all_dtypes = true;               ///< Those, too, of which kernels know nothing but the size, from kU16 on.
   bool of_hosts = false;                ///< Options that a device's encoder may not take as well (random_options).
 };
 
