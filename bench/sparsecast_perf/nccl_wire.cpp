@@ -27,6 +27,7 @@ class PlainNccl {
  public:
   PlainNccl(Group& group, int device, Deadline deadline)
       : api_(cuda_device_api()),
+        device_(device),
         nccl_(process_nccl().functions),
         control_(group.open_control()),
         watchdog_(nccl_, control_) {
@@ -46,7 +47,7 @@ class PlainNccl {
     watchdog_.settle(communicator_, deadline, kForming);
   }
   ~PlainNccl() {
-    if (communicator_ != nullptr) destroy_communicator(nccl_, communicator_);
+    if (communicator_ != nullptr) destroy_communicator(nccl_, api_, device_, communicator_);
     api_.destroy_event(done_);
     api_.destroy_stream(stream_);
   }
@@ -72,6 +73,7 @@ class PlainNccl {
   static constexpr const char* kBroadcasting = "ncclBroadcast of the dense weights";
 
   DeviceApi& api_;
+  int device_;
   const NcclFunctions& nccl_;
   std::shared_ptr<ControlChannel> control_;
   Watchdog watchdog_;
