@@ -53,8 +53,8 @@ class CheckpointStore {
   std::vector<std::shared_ptr<File>> files_;
 };
 
-/// Digest of each tensor, read in full from the files in windows, so that memory stays
-/// bounded and a read error is an Error. `threads`: 0 for all cores.
+/// Digest of each tensor, read in full from the files in windows, so that memory stays bounded and a read error is an
+/// Error. `threads`: 0 for all cores.
 std::vector<StateDigest> digest_store(const CheckpointStore& store, int threads, const Progress& progress = nullptr);
 
 }  // namespace sparsecast

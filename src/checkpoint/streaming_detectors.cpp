@@ -15,11 +15,11 @@
 namespace sparsecast {
 namespace {
 
-/// What is read of a tensor at once: whole tiles of every dtype, and little enough to stay in the second-level cache.
+/// Most bytes of one read of a tensor: whole tiles of every dtype, in few enough bytes to stay in the L2 cache.
 constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
 static_assert(kWindowBytes % (kTileElems * sizeof(std::uint64_t)) == 0);
 
-/// What each thread, known by its workspace, keeps from one call to the next.
+/// Per-thread state that lives from one call to the next. A thread is identified by its workspace.
 template <class State>
 class PerThread {
  public:

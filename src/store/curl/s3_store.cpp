@@ -78,8 +78,8 @@ class S3Store : public ObjectStore {
 
   std::vector<StoredObject> list(const std::string& prefix) override {
     const std::string name = client_.name_of(prefix);
-    std::map<std::string, StoredObject>
-        found;  // Under the keys of the bucket; in whatever order they come, even twice.
+    // Under the keys of the bucket; in whatever order they come, even twice.
+    std::map<std::string, StoredObject> found;
     std::string token;
     std::uint64_t bytes = 0;
     int idle = 0;
