@@ -37,6 +37,7 @@ class SPARSECAST_API MeetingCancellation {
   const CancellationToken& token() const noexcept { return *token_; }
 
  private:
+  friend class Rendezvous;
   std::unique_ptr<CancellationToken> token_;
 };
 
@@ -55,8 +56,8 @@ struct RendezvousOptions {
   /// connect.
   std::string interface;
   std::chrono::milliseconds timeout{60000};
-  /// How long a rank other than 0 tries to connect to rank 0, at most `timeout`; 0: that long. For ranks that must not
-  /// wait for a rank 0 that has died before it listened.
+  /// How long a rank other than 0 tries to connect to rank 0 and to prove the secret, at most `timeout`; 0: that long.
+  /// For ranks that must not wait for a rank 0 that has died before it listened.
   std::chrono::milliseconds reach_timeout{0};
   std::uint64_t max_blob_bytes = std::uint64_t{1}
                                  << 20;               ///< Maximum bytes of one rank in all_gather, and of a broadcast.

@@ -12,6 +12,7 @@
 // does. The first reason of a cancellation stands for good: a cancelled channel is broken.
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -23,6 +24,9 @@
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
+
+/// A wait asks CancellationToken::check_parent() at least that often.
+inline constexpr std::chrono::seconds kParentCheckInterval{1};
 
 class CancellationToken {
  public:

@@ -68,7 +68,6 @@ class Link {
   void check_parent() const {
     if (token_ != nullptr) token_->check_parent();
   }
-  static constexpr std::chrono::seconds kParentCheckInterval{1};
   int cancel_descriptor() const noexcept { return token_ != nullptr ? token_->descriptor() : -1; }
 
  private:

@@ -126,8 +126,25 @@ void GroupAcceptor::admit(Authenticated& peer) {
   place_of_rank = std::move(peer.connection);
 }
 
+void GroupAcceptor::check_cancelled(Deadline& look) {
+  try {
+    if (!options_.cancellation) {
+      check_interrupt();
+      return;
+    }
+    const CancellationToken& token = options_.cancellation->token();
+    token.check();
+    if (steady_clock::now() < look) return;
+    token.check_parent();
+    look = steady_clock::now() + kParentCheckInterval;
+  } catch (const Error& error) {
+    fail(error, nullptr);
+  }
+}
+
 std::vector<std::unique_ptr<Link>> GroupAcceptor::gather(Deadline deadline) {
   const Deadline close = close_of_step(deadline);
+  Deadline look = steady_clock::now();
   while (!missing().empty()) {
     std::vector<int> descriptors;
     for (const auto& member : members_) {
@@ -135,12 +152,7 @@ std::vector<std::unique_ptr<Link>> GroupAcceptor::gather(Deadline deadline) {
     }
     if (options_.cancellation) descriptors.push_back(options_.cancellation->token().descriptor());
     for (Authenticated& peer : acceptor_.wait(descriptors, close)) admit(peer);
-    if (interrupted()) fail({ErrorCode::kPeerFailed, "interrupted by a signal"}, nullptr);
-    if (options_.cancellation) {
-      if (const auto reason = options_.cancellation->token().cancel_reason()) {
-        fail({ErrorCode::kPeerFailed, *reason}, nullptr);
-      }
-    }
+    check_cancelled(look);
     drop_disconnected();
     if (notes_.size() > kNotes) notes_.erase(notes_.begin(), notes_.end() - kNotes);
     turned_away_ = acceptor_.turned_away();

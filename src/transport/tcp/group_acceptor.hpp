@@ -18,7 +18,8 @@ class GroupAcceptor {
                 std::uint64_t max_body_bytes);
 
   /// Accepts members until all ranks are connected; returns the links by rank. Throws Error{kTimeout | kGroupMismatch |
-  /// kPeerFailed} (the last when the meeting is cancelled), and tells the members connected by then the reason.
+  /// kPeerFailed} (the last when the meeting is cancelled, or the group that this one is a part of has failed), and
+  /// tells the members connected by then the reason.
   std::vector<std::unique_ptr<Link>> gather(Deadline deadline);
   /// Returns the last few rejected connections, each with its address and the reason.
   const std::vector<std::string>& turned_away() const noexcept { return turned_away_; }
@@ -26,6 +27,9 @@ class GroupAcceptor {
  private:
   void admit(Authenticated& peer);
   void drop_disconnected();
+  /// Fails when the meeting is cancelled or the thread is interrupted; and, from `look` on, when the group of which
+  /// this one becomes a part has failed. Moves `look` on then.
+  void check_cancelled(Deadline& look);
   std::vector<int> missing() const;
   [[noreturn]] void fail(const Error& error, Connection* newcomer);
 

@@ -187,8 +187,13 @@ class Connector {
         deadline_(deadline),
         token_(options.cancellation ? &options.cancellation->token() : nullptr) {}
 
-  /// Throws Error{kPeerFailed} once the meeting is cancelled or the thread is interrupted.
-  void check_cancelled() const { token_ != nullptr ? token_->check() : check_interrupt(); }
+  /// Throws Error{kPeerFailed} once the meeting is cancelled, the group that this one is a part of has failed, or the
+  /// thread is interrupted.
+  void check_cancelled() const {
+    if (token_ == nullptr) return check_interrupt();
+    token_->check();
+    token_->check_parent();
+  }
 
   std::unique_ptr<Connection> attempt(const SocketAddress& address, const SocketAddress* from, std::string& why) {
     // An address that swallows packets must not take the time of the others.
@@ -285,7 +290,7 @@ std::unique_ptr<Connection> connect_to_hub(const RendezvousOptions& options, con
   }
   const bool bounded = options.reach_timeout.count() > 0;
   const Deadline reached = bounded ? std::min(deadline, steady_clock::now() + options.reach_timeout) : deadline;
-  Connector connector(options, key, max_body_bytes, deadline);
+  Connector connector(options, key, max_body_bytes, reached);
   std::string why = "no address of the host is of the interface's family";
   for (;;) {
     connector.check_cancelled();

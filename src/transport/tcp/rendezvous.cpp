@@ -206,11 +206,15 @@ std::shared_ptr<ControlChannel> Rendezvous::split(int color, int key, Deadline d
   options.size = static_cast<int>(group.size());
   options.rank = static_cast<int>(std::find(group.begin(), group.end(), rank()) - group.begin());
   options.timeout = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
-  const std::shared_ptr<Rendezvous> part = leads ? meet(options, *listener) : meet(options);
-  part->impl_->star.set_parent([whole = std::weak_ptr(impl_)]() -> std::optional<std::string> {
+  const auto why_whole_failed = [whole = std::weak_ptr(impl_)]() -> std::optional<std::string> {
     const std::shared_ptr<Impl> here = whole.lock();
     return here ? here->star.aborted() : std::nullopt;
-  });
+  };
+  // A rank that has died since its invitation will not come.
+  options.cancellation = std::make_shared<MeetingCancellation>();
+  options.cancellation->token_->set_parent(why_whole_failed);
+  const std::shared_ptr<Rendezvous> part = leads ? meet(options, *listener) : meet(options);
+  part->impl_->star.set_parent(why_whole_failed);
   return impl_->parts.add(part);
 }
 

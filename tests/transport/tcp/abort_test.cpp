@@ -9,7 +9,10 @@
 
 #include "core/interrupt.hpp"
 #include "support/gate.hpp"
+#include "transport/control/blobs.hpp"
+#include "transport/control/star_group.hpp"
 #include "transport/tcp/meeting.hpp"
+#include "transport/tcp/secure_channel.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -161,6 +164,30 @@ TEST(ChannelAbort, IsHeardInAPartWithoutTheRankThatGaveUp) {
     ended.pass();
   });
 }
+
+/// Rank 0 takes part in a split up to the invitations, and gives up before the ranks of the part meet.
+void give_up_after_the_invitations(bool leads) {
+  struct Invitation {  // As in rendezvous.cpp.
+    char host[64] = "127.0.0.1";
+    std::uint16_t port = 0;
+    Nonce secret{};
+  } invitation;
+  invitation.port = RendezvousListener(meeting_options(2)).port();  // Closed again: nobody listens there.
+  Meeting meeting(meeting_options(2));
+  meeting.run([&](const std::shared_ptr<Rendezvous>& channel) {
+    if (channel->rank() == 1) {
+      expect_given_up([&] { channel->split(0, leads ? 1 : -1, soon()); });
+      return;
+    }
+    channel->reduce(bytes_of(SplitChoice{0, 0}), join_values<SplitChoice>, soon());
+    channel->reduce(leads ? bytes_of(invitation) : std::span<const std::byte>{}, concatenate, soon());
+    channel->abort(kReason);
+  });
+}
+
+TEST(ChannelAbort, EndsTheSearchForTheLeaderOfAPart) { give_up_after_the_invitations(/*leads=*/true); }
+
+TEST(ChannelAbort, EndsTheWaitForTheMembersOfAPart) { give_up_after_the_invitations(/*leads=*/false); }
 
 TEST(ChannelAbort, TellsTheOthersWhenNoCallIsUnderWay) {
   Meeting meeting(meeting_options(3));

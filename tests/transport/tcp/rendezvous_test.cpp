@@ -186,6 +186,13 @@ TEST_F(RendezvousTest, NobodyListeningIsATimeoutThatSaysWhy) {
   expect_error(ErrorCode::kTimeout, [&] { Rendezvous::meet(options); }, {"127.0.0.1", "refused"});
 }
 
+TEST_F(RendezvousTest, ARankZeroThatIsSilentHoldsAMemberNoLongerThanItMayTryToReachIt) {
+  const Meeting meeting(meeting_options(2, std::chrono::hours(1)));  // It listens, and takes part in nothing.
+  RendezvousOptions options = meeting.options(1);
+  options.reach_timeout = 300ms;
+  expect_error(ErrorCode::kTimeout, [&] { Rendezvous::meet(options); }, {"took the connection and is silent since"});
+}
+
 TEST_F(RendezvousTest, AMemberMayComeBeforeRankZero) {
   RendezvousOptions options = meeting_options(2);
   {
