@@ -18,7 +18,6 @@ import math
 import pathlib
 import struct
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +25,6 @@ import numpy as np
 from independent_blocks import (
     CONTEXT,
     DTYPES,
-    I4X2,
     POSITION_NAMES,
     ULP,
     VALUE_NAMES,
@@ -80,7 +78,6 @@ class Delta:
     base_version: int
     base_digest: int
     result_digest: int
-    format_minor: int
     value_codec: int
     frame_capacity: int
     changed: int
@@ -132,7 +129,7 @@ def stored_hash(form: struct.Struct, record: bytes, stored: bytes) -> int | None
     """2.2 and 2.3: the checksum of a TABLE or FRAME, its last fixed field"""
     if form is FRAME:
         words = np.frombuffer(record[form.size :], "<u8")
-        stored = (tensor_digest(0, words, first_mix) % (1 << 128)).to_bytes(16, "little")
+        stored = (tensor_digest(0, words) % (1 << 128)).to_bytes(16, "little")
     return xxh3_64(stored, xxh3_64(record[: form.size - 8]) or 0)
 
 
@@ -221,12 +218,11 @@ def read_delta(data: bytes) -> Delta:
         reserved,
         delta_id,
     ) = unpack_record(HEADER, b"SCH1", records[0])
-    require(major == 1 and minor <= 3, f"unsupported: the delta needs a reader of format {major}.{minor}")
+    require(major == 1 and minor == 0, f"unsupported: the delta has format {major}.{minor}")
     require(flags == 0, "unsupported: an unknown feature")
     require_hash(delta_id, xxh3_64(records[0][:120]), "the header's checksum")
     require(size == 128 and base_version != version, "the header is impossible")
     require(1 << 20 <= capacity <= 1 << 30 and mode <= 5 and values <= 2, "a header field is out of range")
-    require(minor >= 2 or minor == int(mode == 5), "format_minor is not that of the position mode")
     require(mode != 5 or values == ULP, "the position mode context with values other than ulp")
     require(not any(reserved), "a reserved field is set")
 
@@ -234,9 +230,7 @@ def read_delta(data: bytes) -> Delta:
     require(own_id == delta_id and flags <= 1 and reserved == 0 and raw_bytes <= 1 << 26, "the table is impossible")
     table = unpack_stored(read_stored(TABLE, records[1], stored_bytes, checksum), flags == 1, raw_bytes)
     require_hash(h128(table_hash), xxh3_128(table), "the table's hash")
-    delta = Delta(version, base_version, h128(base_digest), 0, minor, values, capacity, 0, read_tensors(table))
-    added = any(t.dtype >= I4X2 for t in delta.tensors)
-    require((minor == 3) == added, "format_minor is not that of the dtypes")
+    delta = Delta(version, base_version, h128(base_digest), 0, values, capacity, 0, read_tensors(table))
     require(count == tensors == len(delta.tensors), "tensors are not as many as announced")
     require(elements == sum(t.elements for t in delta.tensors), "elements are not as many as announced")
 
@@ -305,13 +299,6 @@ def sum_of(values: np.ndarray) -> int:
 
 
 HALF, LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
-Factors = tuple[np.ndarray, np.ndarray]
-
-
-def first_mix(k: np.ndarray, key_high: np.uint64, u: np.ndarray, _: int = 64) -> Factors:
-    """6: the factors of the products; k has been counted up, u are words of `width` bits"""
-    k = (k ^ (k >> HALF)) * np.uint64(0xD6E8FEB86659FD93)
-    return (k ^ (k >> HALF)) | np.uint64(1), (u * np.uint64(0xA0761D6478BD642F)) ^ key_high
 
 
 def triangle(u: np.ndarray, width: int) -> np.ndarray:
@@ -319,7 +306,8 @@ def triangle(u: np.ndarray, width: int) -> np.ndarray:
     return (u * (u + np.uint64(1)) >> np.uint64(1)) & np.uint64((1 << width) - 1)
 
 
-def second_mix(x: np.ndarray, key_high: np.uint64, u: np.ndarray, width: int) -> Factors:
+def mix(x: np.ndarray, key_high: np.uint64, u: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """6: the factors of the products; x has been counted up, u are words of `width` bits"""
     x = ((x & LOW) * np.uint64(0xBB67AE86)) ^ x ^ key_high
     x = ((x >> HALF) * np.uint64(0xA54FF53B)) ^ ((x & LOW) << HALF)
     x = ((x >> HALF) * np.uint64(0x9B05688D)) ^ ((x & LOW) << HALF)
@@ -328,7 +316,7 @@ def second_mix(x: np.ndarray, key_high: np.uint64, u: np.ndarray, width: int) ->
     return x | np.uint64(1), (u >> HALF << HALF) + triangle(((u & LOW) + (u >> HALF)) & LOW, 32)
 
 
-def tensor_digest(key: int, elements: np.ndarray, mix: Callable[..., Factors]) -> int:
+def tensor_digest(key: int, elements: np.ndarray) -> int:
     """6; the sum of products is taken over their four 32 x 32 bit parts."""
     counters = np.arange(1, len(elements) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     words, width = elements.astype(np.uint64), 8 * elements.itemsize
@@ -340,8 +328,7 @@ def tensor_digest(key: int, elements: np.ndarray, mix: Callable[..., Factors]) -
 def state_digest(delta: Delta, state: Checkpoint) -> int | None:
     if any(t.key is None for t in delta.tensors):
         return None
-    mix = second_mix if delta.format_minor >= 2 else first_mix
-    return sum(tensor_digest(t.key, state[t.name][2], mix) for t in delta.tensors) % (1 << 128)
+    return sum(tensor_digest(t.key, state[t.name][2]) for t in delta.tensors) % (1 << 128)
 
 
 def read_safetensors(path: pathlib.Path) -> Checkpoint:

@@ -385,14 +385,8 @@ def table_entry(change: Change) -> bytes:
 WORD, HALF = (1 << 64) - 1, (1 << 32) - 1
 
 
-def first_mix(key: int, i: int, u: int, _: int = 64) -> int:
+def mix(key: int, i: int, u: int, width: int) -> int:
     """6, as it is written"""
-    k = (key & WORD) + (i + 1) * 0x9E3779B97F4A7C15 & WORD
-    k = (k ^ k >> 32) * 0xD6E8FEB86659FD93 & WORD
-    return ((k ^ k >> 32) | 1) * ((u * 0xA0761D6478BD642F & WORD) ^ key >> 64)
-
-
-def second_mix(key: int, i: int, u: int, width: int) -> int:
     x = (key & WORD) + (i + 1) * 0x9E3779B97F4A7C15 & WORD
     x = (x & HALF) * 0xBB67AE86 ^ x ^ key >> 64
     x = (x >> 32) * 0xA54FF53B ^ (x & HALF) << 32
@@ -404,14 +398,13 @@ def second_mix(key: int, i: int, u: int, width: int) -> int:
     return (x | 1) * (high << 32 | (low * (low + 1) // 2 & HALF))
 
 
-def digest(changes: list[Change], attribute: str, minor: int) -> int:
+def digest(changes: list[Change], attribute: str) -> int:
     """6; but a tensor that would take minutes by the decoder's vectors"""
     total = 0
-    mix, vectors = (second_mix, decoder.second_mix) if minor >= 2 else (first_mix, decoder.first_mix)
     for change in changes:
         key = decoder.xxh3_128(table_entry(change)) or 0
         if len(change.old) > 1 << 20:
-            total += decoder.tensor_digest(key, getattr(change, attribute), vectors)
+            total += decoder.tensor_digest(key, getattr(change, attribute))
             continue
         width = 8 * blocks.DTYPES[change.dtype][1]
         total += sum(mix(key, i, u, width) for i, u in enumerate(getattr(change, attribute).tolist()))
@@ -425,7 +418,7 @@ def compress(data: bytes, wanted: bool) -> tuple[bytes, int]:
 
 def word_sum(data: bytes) -> bytes:
     """2.3: S of a FRAME"""
-    total = sum(first_mix(0, i, v) for i, v in enumerate(struct.unpack(f"<{len(data) // 8}Q", data)))
+    total = sum(mix(0, i, v, 64) for i, v in enumerate(struct.unpack(f"<{len(data) // 8}Q", data)))
     return (total % (1 << 128)).to_bytes(16, "little")
 
 
@@ -456,12 +449,8 @@ def encode(
     values: int = ULP,
     zstd: bool = False,
     blocks_a_frame: int = 1 << 30,
-    second: bool = True,
 ) -> list[bytes]:
-    """The records of a delta, to be checksummed; with the second mix, in format 1.2 or 1.3, or the first one."""
-    minor = 2 if second else int(mode == CONTEXT)
-    if any(change.dtype >= blocks.I4X2 for change in changes):
-        minor = 3
+    """The records of a delta, to be checksummed."""
     table = struct.pack("<I", len(changes)) + b"".join(map(table_entry, changes))
     directory = [(i, block) for i, change in enumerate(changes) for block in encode_blocks(change, mode, values)]
     frames, total = [], 0
@@ -500,13 +489,13 @@ def encode(
         b"SCH1",
         128,
         1,
-        minor,
+        0,
         0,
         STREAM,
         8,
         7,
         (decoder.xxh3_128(table) or 0).to_bytes(16, "little"),
-        digest(changes, "old", minor).to_bytes(16, "little"),
+        digest(changes, "old").to_bytes(16, "little"),
         sum(len(c.old) for c in changes),
         len(changes),
         1 << 20,
@@ -524,7 +513,7 @@ def encode(
         0,
         total,
         sum(map(len, frames)),
-        digest(changes, "new", minor).to_bytes(16, "little"),
+        digest(changes, "new").to_bytes(16, "little"),
         0,
         bytes(16),
         0,

@@ -108,10 +108,6 @@ void enter_tiles(TilePlan& plan, DetectSource source) {
 TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes, bool context) {
   TilePlan plan;
   const TensorTable& table = tables.all();
-  if (table.digest_mix() != DigestMix::kSecond) {
-    throw Error(ErrorCode::kUnsupported,
-                "devices do not compute the digests of the formats 1.0 and 1.1; the host does");
-  }
   for (std::size_t t = 0; t < table.size(); ++t) {
     enter_streams(plan, tables, t);
     plan.tensors.push_back(describe(table, t, plan));

@@ -33,8 +33,8 @@ struct TilePlan {
 /// each 16384 of them; or one section if that is more. With `context` floating tensors count twice, because their
 /// payloads are written in two codings.
 /// Keys are those of the digest origins with the first element of the origin already added: kernels digest the
-/// row-major index, or its place in the digest view. Throws Error{kUnsupported} for 2^31 tiles or more and for another
-/// digest mix than kSecond, and {kUsage} as digest_index_of does.
+/// row-major index, or its place in the digest view. Throws Error{kUnsupported} for 2^31 tiles or more, and
+/// {kUsage} as digest_index_of does.
 TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes, bool context = false);
 
 /// Enters the pointers of its tensor into a tile, which has its numbers.

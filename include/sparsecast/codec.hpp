@@ -40,7 +40,7 @@ enum class PositionMode : std::uint8_t {
   kIndex32,
   kBitmap,
   /// The smallest of context, packed, bitmap and dense, block by block, with larger blocks. Needs `kUlp` values: a
-  /// third fewer bytes than kAuto, for the delta log and slow links. Readers of format 1.0 refuse it.
+  /// third fewer bytes than kAuto, for the delta log and slow links.
   kContext,
 };
 

@@ -31,10 +31,8 @@ struct DeltaHeader {
   std::uint64_t base_version = 0;
   Hash128 table_hash;
   StateDigest base_digest;
-  DigestMix digest_mix = DigestMix::kSecond;  ///< Mix of the digests of this delta.
-  bool added_dtypes = false;                  ///< The table has a dtype that format 1.3 added (is_added).
-  std::uint64_t elements = 0;                 ///< Number of elements in the whole table.
-  std::uint32_t tensors = 0;                  ///< Number of tensors in the whole table.
+  std::uint64_t elements = 0;  ///< Number of elements in the whole table.
+  std::uint32_t tensors = 0;   ///< Number of tensors in the whole table.
   std::uint32_t frame_capacity = 0;
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;

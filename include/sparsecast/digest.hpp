@@ -14,7 +14,7 @@ namespace sparsecast {
 
 /// State digest: the sum over elements of mix(tensor, canonical index, bits), modulo 2^128.
 /// Because it is a sum, both ends update it in time proportional to what changed, and the parts of
-/// shards that tile a tensor add up to the digest of the whole. The mixes and their collision bound
+/// shards that tile a tensor add up to the digest of the whole. The mix and its collision bound
 /// (at most 2^-63 for one wrong comparison) are in docs/wire-format.md, "State digest".
 /// It protects against faults, not against an adversary who chooses the weights.
 struct StateDigest {
@@ -38,7 +38,7 @@ struct StateDigest {
 /// Returns the part of the digest that elements [first, first + count) of a tensor contribute. `bits` holds exactly
 /// these elements; `count` is bits.size() / element_size(dtype).
 SPARSECAST_API StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first,
-                                       std::span<const std::byte> bits, DigestMix mix = DigestMix::kSecond);
+                                       std::span<const std::byte> bits);
 
 /// Returns the digest of each host tensor of a table, read in full, on `threads` threads (0: all cores);
 /// TensorTable::digest_origin gives the index at which each element counts. Throws Error{kUsage} for tensors that do

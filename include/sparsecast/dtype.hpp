@@ -52,9 +52,6 @@ SPARSECAST_API bool is_pair(DType dtype) noexcept;
 /// Returns true for kF6E2M3 and kF6E3M2, of which a byte has one and a third numbers.
 SPARSECAST_API bool is_fp6(DType dtype) noexcept;
 
-/// Returns true for the dtypes that format 1.3 added: pairs, and the dtypes from kF8E8M0 on.
-SPARSECAST_API bool is_added(DType dtype) noexcept;
-
 /// Returns the name that safetensors uses: "BF16", "F8_E4M3", "I32", "F8_E8M0", ... and "I4X2" and "F4X2", which are
 /// the names of sparsecast alone: safetensors has "F4", whose shapes count numbers, and nothing for integers of 4 bits.
 /// "F6_E2M3" and "F6_E3M2" are names of safetensors, whose shapes count numbers there, too.

@@ -39,12 +39,6 @@ struct DigestOrigin {
   std::vector<std::int64_t> strides;  ///< Index of (i, j, ...) is first + i * strides[0] + ...; empty: first + i.
 };
 
-/// Function of an element's index and bits whose values the state digest sums (docs/wire-format.md, "State digest").
-enum class DigestMix : std::uint8_t {
-  kFirst = 1,  ///< That of deltas of the formats 1.0 and 1.1. It is computed on the host alone.
-  kSecond = 2,
-};
-
 /// The ordered list of tensors that a stream carries. Both ends must agree on it: they compare `hash()`.
 /// Immutable, so it may be shared between threads.
 class SPARSECAST_API TensorTable {
@@ -69,22 +63,12 @@ class SPARSECAST_API TensorTable {
 
   std::uint64_t elements() const noexcept { return elements_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
-  /// Returns whether a tensor has a dtype (is_added) that readers of formats before 1.3 do not know.
-  bool has_added_dtypes() const noexcept { return has_added_dtypes_; }
 
   /// Returns XXH3-128 of `serialize()`.
   const Hash128& hash() const noexcept { return hash_; }
   /// Returns the key of tensor i in the state digest: XXH3-128 of its entry in `serialize()`, or its origin's key.
   const Hash128& digest_key(std::size_t i) const { return origins_[i].key; }
   const DigestOrigin& digest_origin(std::size_t i) const { return origins_[i]; }
-  /// Returns the mix of the digests of this table's states, which its hash does not include.
-  DigestMix digest_mix() const noexcept { return digest_mix_; }
-  /// Returns this table with another mix, for a delta whose digests have it (DeltaHeader::digest_mix).
-  TensorTable with_digest_mix(DigestMix mix) const {
-    TensorTable table = *this;
-    table.digest_mix_ = mix;
-    return table;
-  }
 
   /// Returns the canonical bytes of docs/wire-format.md, "Tensor table".
   std::vector<std::byte> serialize() const;
@@ -96,8 +80,6 @@ class SPARSECAST_API TensorTable {
   std::vector<DigestOrigin> origins_;
   std::unordered_map<std::string, std::size_t> by_name_;
   Hash128 hash_;
-  DigestMix digest_mix_ = DigestMix::kSecond;
-  bool has_added_dtypes_ = false;
   std::uint64_t elements_ = 0;
   std::uint64_t bytes_ = 0;
 };

@@ -98,7 +98,8 @@ void require_device_and_dtype(const Memory& one, const Memory& first, const std:
                             first.device_name()),
                 context);
   }
-  if (one.dtype() != dtype && !(one.dtype() == DType::kU8 && is_added(dtype))) {
+  // Array libraries have no name for the dtypes beyond kBool: their bytes come as uint8.
+  if (one.dtype() != dtype && !(one.dtype() == DType::kU8 && dtype > DType::kBool)) {
     throw Error(ErrorCode::kUsage,
                 fmt::format("it has dtype {}, and the {} says {}", to_string(one.dtype()), says, to_string(dtype)),
                 context);

@@ -109,7 +109,7 @@ def pack(layout: dict[str, int], **fields: int) -> bytes:
 
 
 def digest_of(indices: np.ndarray, bits: np.ndarray) -> int:
-    """Returns the state digest (docs/wire-format.md §6, the second mix) of elements of up to 32 bits."""
+    """Returns the state digest (docs/wire-format.md §6) of elements of up to 32 bits."""
     total, low, width = 0, (1 << 64) - 1, 8 * bits.itemsize
     for index, word in zip(indices.tolist(), bits.tolist(), strict=True):
         x = (KEY[0] + (index + 1) * 0x9E3779B97F4A7C15) & low

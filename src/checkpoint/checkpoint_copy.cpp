@@ -171,7 +171,6 @@ CheckpointApplyReport apply_to_copy(FileSystem& fs, const std::string& base, con
     CheckpointLayout layout = CheckpointLayout::of(checkpoint);
     layout.table = chain.table();
     CheckpointStore store(fs, std::move(layout), OpenMode::kRead);
-    store.use_digest_mix(last.header().digest_mix);
     const StateDigest digest = sum(digest_store(store, options.threads, options.progress));
     if (!(digest == chain[0].header().base_digest)) {
       const std::size_t contained = chain.position_of(digest, base);
@@ -185,7 +184,6 @@ CheckpointApplyReport apply_to_copy(FileSystem& fs, const std::string& base, con
   CheckpointLayout layout = copy.layout();
   layout.table = chain.table();
   CheckpointStore store(fs, std::move(layout), OpenMode::kReadWrite);
-  store.use_digest_mix(last.header().digest_mix);
   for (std::size_t i = 0; i < chain.size(); ++i) {
     apply_delta(store, chain[i], WriteBack::kChangedPages, options.threads, options.progress);
     report.changed += chain[i].commit().changed;

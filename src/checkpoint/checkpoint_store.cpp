@@ -78,7 +78,7 @@ std::vector<StateDigest> digest_store(const CheckpointStore& store, int threads,
     std::vector<std::byte>& buffer = buffers[worker];
     buffer.resize(slice.bytes);
     store.read(slice.tensor, slice.first * element_size(spec.dtype), buffer);
-    slice.digest = digest_span(table.digest_key(slice.tensor), spec.dtype, slice.first, buffer, table.digest_mix());
+    slice.digest = digest_span(table.digest_key(slice.tensor), spec.dtype, slice.first, buffer);
     const std::uint64_t so_far = done += slice.bytes;
     if (progress) progress("reading", so_far, table.bytes());
   });

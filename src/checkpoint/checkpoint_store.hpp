@@ -36,8 +36,6 @@ class CheckpointStore {
   explicit CheckpointStore(const Checkpoint& checkpoint);
 
   const TensorTable& table() const noexcept { return layout_.table; }
-  /// Gives the table the mix of the digests that are compared with those of this checkpoint.
-  void use_digest_mix(DigestMix mix) { layout_.table = layout_.table.with_digest_mix(mix); }
   /// Reads bytes of a tensor. An error names the file, the tensor and the byte.
   void read(std::size_t tensor, std::uint64_t begin_byte, std::span<std::byte> buffer) const;
   void write(std::size_t tensor, std::uint64_t begin_byte, std::span<const std::byte> bytes);

@@ -25,9 +25,6 @@ void require_follows(const DeltaFile& previous, const DeltaFile& next) {
     refuse(ErrorCode::kVersionGap, fmt::format("starts from version {}, not from version {} that is the result of",
                                                next.header().base_version, previous.header().version));
   }
-  if (next.header().digest_mix != previous.header().digest_mix) {
-    refuse(ErrorCode::kUsage, "its digests have another mix (format version) than those of");
-  }
   if (!(next.header().base_digest == previous.commit().result_digest)) {
     refuse(ErrorCode::kWrongBase, "its base digest is not the result digest of");
   }

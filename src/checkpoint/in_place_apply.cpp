@@ -126,7 +126,6 @@ bool recover_checkpoint(FileSystem& fs, const std::string& checkpoint, const Che
   layout.table = with_pairs(layout.table, pairs_of(undo.table()));
   CheckpointStore store(fs, std::move(layout), OpenMode::kReadWrite);
   require_same_table(store.table(), checkpoint, undo.table(), undo_path);
-  store.use_digest_mix(undo.header().digest_mix);
   undo.report();
   if (undo.header().values != ValueCodec::kRaw) {
     throw Error(ErrorCode::kCorrupt, "an undo record must have raw values", undo_path);
@@ -173,7 +172,6 @@ CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoi
   if (chain.size() == 0) throw Error(ErrorCode::kUsage, "no delta to apply", checkpoint);
   layout.table = chain.table();
   CheckpointStore store(fs, std::move(layout), OpenMode::kReadWrite);
-  store.use_digest_mix(chain[0].header().digest_mix);
 
   report.digest = read_digest(store, options);
   report.already_applied = chain.position_of(report.digest, checkpoint);
@@ -198,7 +196,6 @@ StateDigest apply_to_verified_base(FileSystem& fs, const std::string& checkpoint
   require_no_other_names(fs, layout);
   CheckpointStore store(fs, std::move(layout), OpenMode::kReadWrite);
   require_same_table(store.table(), checkpoint, delta.table(), delta.name());
-  store.use_digest_mix(delta.header().digest_mix);
   delta.report();
   apply_one(fs, checkpoint, store, delta, options);
   return delta.commit().result_digest;

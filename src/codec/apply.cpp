@@ -89,7 +89,7 @@ template <class T>
 class WrittenChanges {
  public:
   explicit WrittenChanges(const ApplyTarget& target) : target_(target) {
-    if (target.change != nullptr) digest_.emplace(target.index->key, target.index->mix);
+    if (target.change != nullptr) digest_.emplace(target.index->key);
   }
 
   /// Adds changes `first` to `end` of a block, whose bits were `before` and are `after`.

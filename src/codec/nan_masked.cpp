@@ -109,7 +109,7 @@ StateDigest NanMaskedDelta::check_run(const Run& run, std::size_t tensor, ApplyS
   ElementWalk indices = index.walk();
   const bool known = live_[tensor].data != nullptr;
   const DigestSum sum = with_word(element_size(table_[tensor].dtype), [&]<class T>() {
-    DigestChanges<T> digest(index.key, index.mix);
+    DigestChanges<T> digest(index.key);
     visit_run<T>(run, tensor, scratch, [&](std::uint64_t element, T old_bits, T new_bits) {
       if (is_nan_bits(pattern, new_bits) && !(known && new_bits == old_bits)) {
         throw Error(ErrorCode::kUnsupported,

@@ -41,7 +41,7 @@ inline constexpr std::size_t kTablePrefix = 48;
 using sparsecast::kFramePrefix;
 inline constexpr std::size_t kCommitBytes = 96;
 inline constexpr std::uint16_t kFormatMajor = 1;
-inline constexpr std::uint16_t kFormatMinor = 3;  ///< The newest that this library reads; it writes what a table needs.
+inline constexpr std::uint16_t kFormatMinor = 0;
 inline constexpr std::uint32_t kMaxTableBytes = 1U << 26;
 inline constexpr std::uint32_t kCompressedFlag = 1;
 
@@ -84,7 +84,7 @@ inline std::uint64_t frame_checksum(ConstBytes fixed, const StateDigest& words) 
   return xxh3_64(sum, xxh3_64(fixed));
 }
 inline StateDigest sum_of_frame_words(ConstBytes record) {
-  return digest_span(Hash128{}, DType::kI64, 0, record.subspan(kFramePrefix), DigestMix::kFirst);
+  return digest_span(Hash128{}, DType::kI64, 0, record.subspan(kFramePrefix));
 }
 /// Checksum of a FRAME record, computed from the whole record.
 inline std::uint64_t frame_checksum(ConstBytes record) {

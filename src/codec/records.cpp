@@ -28,13 +28,6 @@ void start_record(Bytes& record, std::uint32_t magic_number) {
   put(record, 4, static_cast<std::uint32_t>(record.size()));
 }
 
-/// Returns the lowest format_minor that a delta can state. Dtypes of format 1.3 come with the second mix alone.
-std::uint16_t minor_of(const DeltaHeader& header) {
-  if (header.added_dtypes) return 3;
-  if (header.digest_mix == DigestMix::kSecond) return 2;
-  return header.positions == PositionMode::kContext ? 1 : 0;
-}
-
 }  // namespace
 
 RecordPrefix peek_record(ConstBytes bytes) {
@@ -75,7 +68,7 @@ Bytes pack_header(DeltaHeader& header) {
   Bytes record(kHeaderBytes);
   start_record(record, kHeaderMagic);
   put(record, 8, kFormatMajor);
-  put(record, 10, minor_of(header));
+  put(record, 10, kFormatMinor);
   put(record, 16, header.stream);
   put(record, 32, header.version);
   put(record, 40, header.base_version);
@@ -98,10 +91,8 @@ DeltaHeader parse_header(ConstBytes record) {
   const auto major = get<std::uint16_t>(record, 8);
   const auto minor = get<std::uint16_t>(record, 10);
   if (major != kFormatMajor || minor > kFormatMinor) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("the delta needs format {}.{}, and this build reads formats {}.0 to "
-                            "{}.{}",
-                            major, minor, kFormatMajor, kFormatMajor, kFormatMinor));
+    throw Error(ErrorCode::kUnsupported, fmt::format("the delta has format {}.{}, and this build reads format {}.{}",
+                                                     major, minor, kFormatMajor, kFormatMinor));
   }
   DeltaHeader header;
   header.delta_id = get<std::uint64_t>(record, 120);
@@ -124,9 +115,6 @@ DeltaHeader parse_header(ConstBytes record) {
   }
   if (mode > 5 || values > 2) corrupt("unknown position mode or value codec");
   header.positions = static_cast<PositionMode>(mode);
-  header.digest_mix = minor < 2 ? DigestMix::kFirst : DigestMix::kSecond;
-  header.added_dtypes = minor == 3;
-  if (minor != minor_of(header)) corrupt("position mode and format version disagree");
   if (mode == 5 && values != 2) corrupt("context positions need ulp values");
   require_zero(record.subspan(98, 22), "reserved header bytes");
   header.values = static_cast<ValueCodec>(values);
@@ -177,9 +165,6 @@ TensorTable parse_table(ConstBytes record, const DeltaHeader& header) {
       table.elements() != header.elements) {
     corrupt("the counts in header and table record disagree");
   }
-  if (header.added_dtypes != table.has_added_dtypes())
-    corrupt("the dtypes of the table and the format version disagree");
-  if (header.digest_mix != table.digest_mix()) return table.with_digest_mix(header.digest_mix);
   return table;
 }
 

@@ -21,30 +21,21 @@ namespace {
 
 /// Adds up elements one by one: `count` of them that lie `step` elements apart in memory and `index_step` apart in the
 /// digest.
-template <class T, DigestMix kMix>
+template <class T>
 void sum_one_by_one(const Hash128& key, std::uint64_t first, std::int64_t index_step, const std::byte* bits,
                     std::int64_t step, std::uint64_t count, DigestSum& sum) {
   std::uint64_t counter = digest_counter(key.lo, first);
   const std::uint64_t counter_step = static_cast<std::uint64_t>(index_step) * kDigestStep;
   for (std::uint64_t i = 0; i < count; ++i, counter += counter_step) {
     const T word = load_word<T>(bits + static_cast<std::int64_t>(i) * step * static_cast<std::int64_t>(sizeof(T)));
-    if constexpr (kMix == DigestMix::kFirst) {
-      digest_add(sum, first_mix_weight(counter), first_mix_word(key.hi, word));
-    } else {
-      digest_add(sum, digest_weight(counter, key.hi), digest_word(word));
-    }
+    digest_add(sum, digest_weight(counter, key.hi), digest_word(word));
   }
 }
 
-/// Adds up such elements with the mix of `index`.
+/// Adds up such elements, with vector instructions where they lie side by side.
 template <class T>
-void sum_run(const DigestIndex& index, std::uint64_t first, std::int64_t index_step, const std::byte* bits,
-             std::int64_t step, std::uint64_t count, DigestSum& sum) {
-  const Hash128& key = index.key;
-  if (index.mix == DigestMix::kFirst) {
-    sum_one_by_one<T, DigestMix::kFirst>(key, first, index_step, bits, step, count, sum);
-    return;
-  }
+void sum_run(const Hash128& key, std::uint64_t first, std::int64_t index_step, const std::byte* bits, std::int64_t step,
+             std::uint64_t count, DigestSum& sum) {
   if (step == 1) {
     const std::uint64_t done =
         cpu::sum_elements(digest_counter(key.lo, first), static_cast<std::uint64_t>(index_step) * kDigestStep, key.hi,
@@ -53,7 +44,7 @@ void sum_run(const DigestIndex& index, std::uint64_t first, std::int64_t index_s
     bits += done * sizeof(T);
     count -= done;
   }
-  sum_one_by_one<T, DigestMix::kSecond>(key, first, index_step, bits, step, count, sum);
+  sum_one_by_one<T>(key, first, index_step, bits, step, count, sum);
 }
 
 /// Sums run by run. The runs in memory and those in the digest may have different lengths.
@@ -66,7 +57,7 @@ DigestSum sum_strided(const DigestIndex& index, const TensorView& tensor, std::u
     const std::byte* bits = tensor.data + places.offset(first) * static_cast<std::int64_t>(sizeof(T));
     const std::uint64_t at = index.first + static_cast<std::uint64_t>(indices.offset(first));
     const std::uint64_t length = std::min({places.left(first), indices.left(first), end - first});
-    sum_run<T>(index, at, indices.step(), bits, places.step(), length, total);
+    sum_run<T>(index.key, at, indices.step(), bits, places.step(), length, total);
     first += length;
   }
   return total;
@@ -74,9 +65,8 @@ DigestSum sum_strided(const DigestIndex& index, const TensorView& tensor, std::u
 
 }  // namespace
 
-StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first, std::span<const std::byte> bits,
-                        DigestMix mix) {
-  const DigestIndex index{key, first, true, {}, mix};
+StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first, std::span<const std::byte> bits) {
+  const DigestIndex index{key, first, true, {}};
   return digest_elements(index, dtype, {bits.data(), nullptr}, 0, bits.size() / element_size(dtype));
 }
 

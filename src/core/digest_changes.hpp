@@ -17,7 +17,7 @@ template <class T>
 class DigestChanges {
  public:
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): the batch is written before it is read.
-  DigestChanges(const Hash128& key, DigestMix mix) : key_(key), mix_(mix) {}
+  explicit DigestChanges(const Hash128& key) : key_(key) {}
 
   /// Calls write(i, record) for each i in [0, count), which says through record(at, before, after) how the element that
   /// counts at `at` in the digest changes.
@@ -44,12 +44,10 @@ class DigestChanges {
   void add_run(std::uint64_t first, const std::uint32_t* offsets, const T* before, const T* after,
                std::uint32_t count) {
     std::uint32_t i = 0;
-    if (mix_ == DigestMix::kSecond) {
-      const std::uint64_t counter = digest_counter(key_.lo, first);
-      while (const std::uint32_t summed = cpu::sum_changes_at(counter, offsets + i, key_.hi, before + i, after + i,
-                                                              count - i, sizeof(T), sum_)) {
-        i += summed;
-      }
+    const std::uint64_t counter = digest_counter(key_.lo, first);
+    while (const std::uint32_t summed =
+               cpu::sum_changes_at(counter, offsets + i, key_.hi, before + i, after + i, count - i, sizeof(T), sum_)) {
+      i += summed;
     }
     for (; i < count; ++i) add(first + offsets[i], before[i], after[i]);
   }
@@ -64,23 +62,14 @@ class DigestChanges {
   static constexpr std::uint32_t kBatch = cpu::kMostSummedChanges;
 
   void flush() {
-    std::uint32_t i = 0;
-    if (mix_ == DigestMix::kSecond) {
-      i = cpu::sum_changes(counters_, key_.hi, before_, after_, count_, sizeof(T), sum_);
-    }
+    std::uint32_t i = cpu::sum_changes(counters_, key_.hi, before_, after_, count_, sizeof(T), sum_);
     for (; i < count_; ++i) {
-      if (mix_ == DigestMix::kFirst) {
-        digest_change(sum_, first_mix_weight(counters_[i]), first_mix_word(key_.hi, before_[i]),
-                      first_mix_word(key_.hi, after_[i]));
-      } else {
-        digest_change(sum_, digest_weight(counters_[i], key_.hi), digest_word(before_[i]), digest_word(after_[i]));
-      }
+      digest_change(sum_, digest_weight(counters_[i], key_.hi), digest_word(before_[i]), digest_word(after_[i]));
     }
     count_ = 0;
   }
 
   Hash128 key_;
-  DigestMix mix_;
   DigestSum sum_;
   std::uint32_t count_ = 0;
   std::uint64_t counters_[kBatch];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The mixes of the state digest (docs/wire-format.md §6) and of the words of a frame, shared by host and device.
+// The state digest (docs/wire-format.md §6) and the sum of the words of a frame, shared by host and device.
 
 #include <cstdint>
 
@@ -57,22 +57,6 @@ SPARSECAST_HD std::uint64_t digest_word(T bits) {
   }
 }
 
-// The first mix: of the words of a frame (docs/wire-format.md §2.3), with a key of 0, and of the state digests in
-// deltas of the formats 1.0 and 1.1.
-inline constexpr std::uint64_t kFirstMixer = 0xD6E8FEB86659FD93ULL;
-inline constexpr std::uint64_t kFirstSpread = 0xA0761D6478BD642FULL;
-
-/// Returns the weight of the element that has this counter in the first mix, an odd number.
-SPARSECAST_HD std::uint64_t first_mix_weight(std::uint64_t counter) {
-  const std::uint64_t k = (counter ^ (counter >> 32)) * kFirstMixer;
-  return (k ^ (k >> 32)) | 1;
-}
-
-/// Returns what the first mix multiplies the weight of an element by, a bijection of its storage bits.
-SPARSECAST_HD std::uint64_t first_mix_word(std::uint64_t key_hi, std::uint64_t bits) {
-  return (bits * kFirstSpread) ^ key_hi;
-}
-
 SPARSECAST_HD void multiply_wide(std::uint64_t a, std::uint64_t b, std::uint64_t& lo, std::uint64_t& hi) {
 #if defined(__CUDA_ARCH__)
   lo = a * b;
@@ -101,9 +85,9 @@ SPARSECAST_HD void digest_add(DigestSum& sum, std::uint64_t weight, std::uint64_
   add_wide(sum, lo, hi);
 }
 
-/// Adds word `index` of a frame to the sum of its words.
+/// Adds word `index` of a frame to the sum of its words: the digest of a tensor of 64-bit words whose key is 0.
 SPARSECAST_HD void add_frame_word(DigestSum& sum, std::uint64_t index, std::uint64_t word) {
-  digest_add(sum, first_mix_weight(digest_counter(0, index)), first_mix_word(0, word));
+  digest_add(sum, digest_weight(0, 0, index), digest_word(word));
 }
 
 /// Adds the change of the digest when the word of the element with this weight changes. One product serves both terms:

@@ -48,7 +48,6 @@ std::size_t element_size(DType dtype) noexcept { return row(dtype).bytes; }
 bool is_floating(DType dtype) noexcept { return row(dtype).floating; }
 bool is_pair(DType dtype) noexcept { return dtype == DType::kI4X2 || dtype == DType::kF4X2; }
 bool is_fp6(DType dtype) noexcept { return dtype == DType::kF6E2M3 || dtype == DType::kF6E3M2; }
-bool is_added(DType dtype) noexcept { return dtype >= DType::kI4X2; }
 std::string_view to_string(DType dtype) noexcept { return row(dtype).name; }
 
 std::optional<DType> dtype_from_name(std::string_view name) noexcept {

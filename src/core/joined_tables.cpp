@@ -6,8 +6,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "sparsecast/error.hpp"
-
 namespace sparsecast {
 
 JoinedTables::JoinedTables(std::shared_ptr<const TensorTable> table)
@@ -27,9 +25,6 @@ JoinedTables::JoinedTables(std::vector<std::shared_ptr<const TensorTable>> table
   std::unordered_set<std::string> names;
   for (std::size_t s = 0; s < tables_.size(); ++s) {
     const TensorTable& table = *tables_[s];
-    if (table.digest_mix() != tables_.front()->digest_mix()) {
-      throw Error(ErrorCode::kUsage, fmt::format("stream {} has another digest mix than stream 0", s));
-    }
     for (std::size_t t = 0; t < table.size(); ++t) {
       specs.push_back(table[t]);
       std::string& name = specs.back().name;
@@ -38,8 +33,7 @@ JoinedTables::JoinedTables(std::vector<std::shared_ptr<const TensorTable>> table
     }
     first_.push_back(specs.size());
   }
-  const TensorTable all(std::move(specs), std::move(origins));
-  all_ = std::make_shared<const TensorTable>(all.with_digest_mix(tables_.front()->digest_mix()));
+  all_ = std::make_shared<const TensorTable>(std::move(specs), std::move(origins));
 }
 
 std::vector<StateDigest> JoinedTables::sums(const std::vector<StateDigest>& of_tensors) const {

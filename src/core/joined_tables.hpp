@@ -21,7 +21,7 @@ class JoinedTables {
   /// A single stream whose table the caller keeps alive.
   JoinedTables(const TensorTable& table);  // NOLINT(google-explicit-constructor)
   /// Streams in this order. A name that an earlier stream has already gets " (stream 2)" behind it in the joined table.
-  /// Throws Error{kUsage} over the limits of TensorTable, and when the tables differ in their digest mix.
+  /// Throws Error{kUsage} over the limits of TensorTable.
   explicit JoinedTables(std::vector<std::shared_ptr<const TensorTable>> tables);
 
   std::size_t streams() const noexcept { return tables_.size(); }

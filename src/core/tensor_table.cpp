@@ -111,7 +111,6 @@ TensorTable::TensorTable(std::vector<TensorSpec> specs) : specs_(std::move(specs
     }
     elements_ += spec.elements();
     bytes_ += spec.bytes();
-    has_added_dtypes_ = has_added_dtypes_ || is_added(spec.dtype);
     if (elements_ > kMaxTotalElements) throw Error(ErrorCode::kUsage, "the table has more than 2^60 elements");
     const std::size_t begin = bytes.size();
     append_entry(bytes, spec);

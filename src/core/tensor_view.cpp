@@ -81,7 +81,7 @@ bool is_master(const TensorSpec& spec, DType given) { return is_master(spec.dtyp
 
 DigestIndex digest_index_of(const TensorTable& table, std::size_t tensor) {
   const DigestOrigin& origin = table.digest_origin(tensor);
-  DigestIndex index{origin.key, origin.first, true, view_of_tensor(table[tensor], origin.strides), table.digest_mix()};
+  DigestIndex index{origin.key, origin.first, true, view_of_tensor(table[tensor], origin.strides)};
   index.flat = is_contiguous(index.view);
   return index;
 }

@@ -29,7 +29,6 @@ struct DigestIndex {
   std::uint64_t first = 0;
   bool flat = true;  ///< True when the element counts at first + index, so that `view` is not needed.
   StridedView view;
-  DigestMix mix = DigestMix::kSecond;
 
   /// Returns a walk over the offsets that are added to `first`. This object must outlive the walk.
   ElementWalk walk() const { return ElementWalk(flat ? nullptr : &view); }

@@ -19,7 +19,6 @@
 #include "checkpoint/checkpoint_store.hpp"
 #include "checkpoint/table_difference.hpp"
 #include "core/parallel.hpp"
-#include "log/first_mix.hpp"
 #include "log/log_keys.hpp"
 #include "log/log_writer_state.hpp"
 #include "log/records.hpp"
@@ -99,7 +98,6 @@ AnchorRef LogWriter::write_anchor(const Checkpoint& checkpoint, const std::strin
   const AnchorFiles files(source, state.options.anchor_file_bytes);
   const AnchorFiles::Contents proof = files.verify(state.options.threads);
   if (!(proof.digest == commit.digest)) {
-    require_second_mix(state.store(), commit);
     throw Error(ErrorCode::kDigestMismatch,
                 fmt::format("the checkpoint has digest {}, and version {} has {}", to_hex(proof.digest.value), version,
                             to_hex(commit.digest.value)),

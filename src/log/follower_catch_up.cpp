@@ -10,7 +10,6 @@
 
 #include "core/file_tree.hpp"
 #include "log/checkpoint_place.hpp"
-#include "log/first_mix.hpp"
 #include "log/follower_parts.hpp"
 #include "log/log_keys.hpp"
 #include "log/records.hpp"
@@ -79,17 +78,6 @@ CatchUpPath LogFollower::State::plan(std::uint64_t goal) {
 }
 
 void LogFollower::State::catch_up(std::uint64_t goal) {
-  const bool joins = !position;
-  try {
-    go_to(goal);
-  } catch (const Error& error) {
-    // Weights of the other mix are found at no version, and are those of no anchor.
-    if (joins && !is_of_the_store(error)) require_second_mix(*store, head);
-    throw;
-  }
-}
-
-void LogFollower::State::go_to(std::uint64_t goal) {
   std::optional<Error> first;
   for (int plans = 1;; ++plans) {
     std::optional<CatchUpPath> path;

@@ -108,7 +108,6 @@ struct LogFollower::State {
 
   // follower_catch_up.cpp
   void catch_up(std::uint64_t goal);
-  void go_to(std::uint64_t goal);
   CatchUpPath plan(std::uint64_t goal);
   void take(const CatchUpPath& path);
   void reseed(const AnchorRef& ref);

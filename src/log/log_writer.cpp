@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "core/sodium.hpp"
-#include "log/first_mix.hpp"
 #include "log/log_writer_state.hpp"
 #include "log/records.hpp"
 #include "log/retention.hpp"
@@ -33,7 +32,6 @@ void require_options(const LogWriterOptions& options) {
 void require_belongs(const DeltaSource& delta, const LogCommit& head) {
   const DeltaHeader& header = delta.header();
   const std::string context = fmt::format("delta of version {}", header.version);
-  require_second_mix(header, context);
   if (!(header.stream == head.stream)) {
     throw Error(ErrorCode::kForeignStream,
                 fmt::format("it is of stream {}, and the log of {}", to_hex(header.stream), to_hex(head.stream)),
@@ -58,7 +56,6 @@ void require_weights(ObjectStore& store, const LogCommit& head, const TensorTabl
     throw Error(ErrorCode::kTableMismatch, "the log carries another tensor table", location);
   }
   if (!(head.digest == digest)) {
-    require_second_mix(store, head);
     throw Error(ErrorCode::kWrongBase,
                 fmt::format("the weights have digest {}, and the log's newest version, {}, has {}",
                             to_hex(digest.value), head.version, to_hex(head.digest.value)),

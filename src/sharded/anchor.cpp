@@ -62,8 +62,7 @@ class RouteWriter {
     if (places_.empty()) return prefix.kind != RecordKind::kCommit;
     if (prefix.kind == RecordKind::kHeader) {
       header_ = parse_header(record);
-      if (header_.table_hash != table_.hash() || header_.added_dtypes != table_.has_added_dtypes() ||
-          header_.version != version) {
+      if (header_.table_hash != table_.hash() || header_.version != version) {
         throw Error(ErrorCode::kTableMismatch,
                     fmt::format("an anchor of version {} and of other tensors came", header_.version));
       }

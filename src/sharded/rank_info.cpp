@@ -233,7 +233,7 @@ Meeting meet(ControlChannel& world, std::vector<RankInfo> own, const Layouts& la
 
 namespace {
 
-constexpr int kFormat = 2;
+constexpr int kFormat = 1;
 
 /// Ranks that follow one another in the world, and whose numbers in each role do so too.
 struct Run {
@@ -256,8 +256,8 @@ nlohmann::json to_json(const RankInfo& rank_info) {
           {"in_doubt", rank_info.in_doubt},
           {"last_attempt", rank_info.last_attempt},
           {"needs_anchor", rank_info.needs_anchor},
-          {"channels", rank_info.plan.max_groups_per_rank},
-          {"lane_cost", rank_info.plan.route_cost_bytes},
+          {"max_groups", rank_info.plan.max_groups_per_rank},
+          {"route_cost", rank_info.plan.route_cost_bytes},
           {"unsent", rank_info.plan.unsent}};
 }
 
@@ -273,8 +273,8 @@ RankInfo from_json(const nlohmann::json& object) {
   rank_info.in_doubt = object.at("in_doubt").get<std::uint64_t>();
   rank_info.last_attempt = object.at("last_attempt").get<std::uint64_t>();
   rank_info.needs_anchor = object.at("needs_anchor").get<bool>();
-  rank_info.plan.max_groups_per_rank = object.at("channels").get<std::size_t>();
-  rank_info.plan.route_cost_bytes = object.at("lane_cost").get<std::uint64_t>();
+  rank_info.plan.max_groups_per_rank = object.at("max_groups").get<std::size_t>();
+  rank_info.plan.route_cost_bytes = object.at("route_cost").get<std::uint64_t>();
   rank_info.plan.unsent = object.at("unsent").get<std::vector<std::string>>();
   return rank_info;
 }

@@ -129,10 +129,6 @@ void require_composable(const DeltaFile& first, const DeltaFile& second) {
     throw Error(ErrorCode::kVersionGap,
                 fmt::format("it starts from version {}, the one before ends at {}", b.base_version, a.version), where);
   }
-  if (a.digest_mix != b.digest_mix) {
-    throw Error(ErrorCode::kUsage, "its digests have another mix (format version) than those of the delta before",
-                where);
-  }
   if (first.commit().result_digest != b.base_digest) {
     throw Error(ErrorCode::kWrongBase, "its base digest is not the result of the delta before", where);
   }

@@ -52,14 +52,6 @@ DeltaHeader DeltaStaging::check_header(ConstBytes record, const HeldState& held)
                 fmt::format("the delta carries another tensor table ({} tensors, {} elements)", header.tensors,
                             header.elements));
   }
-  if (header.added_dtypes != table_.has_added_dtypes()) {
-    throw Error(ErrorCode::kCorrupt, "the dtypes of the table and the format version of the delta disagree");
-  }
-  if (header.digest_mix != table_.digest_mix()) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("the digests of the delta have mix {}, those here {} (TensorTable::with_digest_mix)",
-                            static_cast<int>(header.digest_mix), static_cast<int>(table_.digest_mix())));
-  }
   const bool forward = header.version > held.version;
   if (header.version == held.version || (!forward && !held.allow_rollback)) {
     throw Error(ErrorCode::kStaleVersion, fmt::format("version {} is not newer than {}", header.version, held.version));

@@ -114,7 +114,7 @@ void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlo
   TileContext tile{0, 0, &index, ulp_order(spec.dtype)};
   const CodeChanges<T> code = select_coder<T>(job.options.values, job.refresh, job.digest);
   SectionBuilder<T>& builder = worker.builder<T>(job.options);
-  DigestChanges<T> digest(index.key, index.mix);
+  DigestChanges<T> digest(index.key);
   // Room for a section that goes dense: growing by halves would hold it twice. What is not written takes no memory.
   out.payload.reserve(task.elements * sizeof(T) + task.elements / kTileElems * kBlockEntryBytes + kBlockEntryBytes);
   builder.begin(spec, out);
@@ -296,17 +296,12 @@ StreamId resolve_stream(const StreamId& stream, const TensorTable& table) {
 
 DeltaHeader make_header(const TensorTable& table, const EncodeOptions& options, const StreamId& stream,
                         std::uint64_t base_version, std::uint64_t version, const StateDigest& base_digest) {
-  if (table.has_added_dtypes() && table.digest_mix() != DigestMix::kSecond) {
-    throw Error(ErrorCode::kUsage, "tables with dtypes of format 1.3 have digests of the second mix alone");
-  }
   DeltaHeader header;
   header.stream = resolve_stream(stream, table);
   header.version = version;
   header.base_version = base_version;
   header.table_hash = table.hash();
   header.base_digest = base_digest;
-  header.digest_mix = table.digest_mix();
-  header.added_dtypes = table.has_added_dtypes();
   header.elements = table.elements();
   header.tensors = static_cast<std::uint32_t>(table.size());
   header.frame_capacity = options.frame_capacity;

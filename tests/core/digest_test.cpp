@@ -18,7 +18,6 @@ namespace sparsecast::test {
 namespace {
 
 constexpr DType kByWidth[] = {DType::kF8E4M3, DType::kBF16, DType::kF32, DType::kF64};
-constexpr DigestMix kMixes[] = {DigestMix::kFirst, DigestMix::kSecond};
 
 Hash128 random_key(Random& random) { return {random.next(), random.next()}; }
 
@@ -41,12 +40,11 @@ TEST(StateDigest, ReplacingElementsGivesTheDigestOfTheNewBits) {
     const std::uint64_t count = random.between(1, 300);
     const std::uint64_t first = random.chance(0.5) ? 0 : random.next() >> 20;
     const Hash128 key = random_key(random);
-    const DigestMix mix = kMixes[round / 4 % 2];
     Bytes bits = random_bits(random, count * size);
-    StateDigest running = digest_span(key, dtype, first, bits, mix);
+    StateDigest running = digest_span(key, dtype, first, bits);
     DigestSum change;
     with_word(size, [&]<class T>() {
-      DigestChanges<T> changes(key, mix);
+      DigestChanges<T> changes(key);
       // One by one, in runs around the width of vectors, and in runs of more than a batch.
       for (std::uint64_t runs = random.below(20); runs > 0; --runs) {
         std::vector<std::uint32_t> at(random.chance(0.1) ? random.below(1500) : random.below(20));
@@ -68,7 +66,7 @@ TEST(StateDigest, ReplacingElementsGivesTheDigestOfTheNewBits) {
       change = changes.take();
     });
     running += StateDigest{{change.lo, change.hi}};
-    ASSERT_EQ(running, digest_span(key, dtype, first, bits, mix)) << "round " << round;
+    ASSERT_EQ(running, digest_span(key, dtype, first, bits)) << "round " << round;
   }
 }
 
@@ -86,8 +84,7 @@ TEST(StateDigest, TakingBackWhatWasAddedLeavesNothing) {
     const std::uint64_t index = random.next();
     const std::uint64_t bits = random.next();
     const std::uint64_t other = random.next();
-    const DigestMix mix = kMixes[i % 2];
-    DigestChanges<std::uint64_t> changes(a.value, mix);
+    DigestChanges<std::uint64_t> changes(a.value);
     changes.add(index, bits, other);
     change = changes.take();
     ASSERT_TRUE(bits == other || change.lo != 0 || change.hi != 0);
@@ -107,15 +104,14 @@ TEST(StateDigest, PiecesOfATensorAddUpToTheWhole) {
     const std::size_t size = element_size(dtype);
     const std::uint64_t count = random.below(5'000);
     const Hash128 key = random_key(random);
-    const DigestMix mix = kMixes[round / 4 % 2];
     const Bytes bits = random_bits(random, count * size);
     std::vector<StateDigest> parts;
     for (std::uint64_t first = 0; first < count;) {
       const std::uint64_t piece = std::min(count - first, random.below(random.chance(0.5) ? 8 : 2'000));
-      parts.push_back(digest_span(key, dtype, first, ConstBytes(bits).subspan(first * size, piece * size), mix));
+      parts.push_back(digest_span(key, dtype, first, ConstBytes(bits).subspan(first * size, piece * size)));
       first += piece;
     }
-    ASSERT_EQ(sum(parts), digest_span(key, dtype, 0, bits, mix)) << "round " << round;
+    ASSERT_EQ(sum(parts), digest_span(key, dtype, 0, bits)) << "round " << round;
   }
 }
 
@@ -129,20 +125,15 @@ TEST(StateDigest, OfATableIsTheSameForAnyNumberOfThreadsAndTheSumOverItsElements
   for (const TensorSpec& spec : table) state.push_back(random_bits(random, spec.bytes()));
   const std::vector<StateDigest> found = digest_tensors(table, refs_to(table, views(state)), 1);
   EXPECT_EQ(digest_tensors(table, refs_to(table, views(state)), 3), found);
-  const TensorTable of_first_mix = table.with_digest_mix(DigestMix::kFirst);
-  const std::vector<StateDigest> found_first = digest_tensors(of_first_mix, refs_to(table, views(state)), 2);
   for (std::size_t t = 0; t < table.size(); ++t) {
     const Hash128 key = table.digest_key(t);
     const std::size_t size = element_size(table[t].dtype);
     DigestSum slow;
-    DigestSum slow_first;
     for (std::uint64_t i = 0; i < table[t].elements(); ++i) {
       const std::uint64_t bits = read_element(state[t].data(), size, i);
       digest_add(slow, digest_weight(key.lo, key.hi, i), word_of(size, bits));
-      digest_add(slow_first, first_mix_weight(digest_counter(key.lo, i)), first_mix_word(key.hi, bits));
     }
     EXPECT_EQ(found[t], (StateDigest{{slow.lo, slow.hi}})) << table[t].name;
-    EXPECT_EQ(found_first[t], (StateDigest{{slow_first.lo, slow_first.hi}})) << table[t].name;
   }
 }
 
@@ -183,7 +174,6 @@ TEST(StateDigest, KnowsPlaceTensorAndBits) {
   EXPECT_NE(digest, digest_span(key, DType::kBF16, 6, bits));
   EXPECT_NE(digest, digest_span({1, 3}, DType::kBF16, 5, bits));
   EXPECT_NE(digest, digest_span({2, 2}, DType::kBF16, 5, bits));
-  EXPECT_NE(digest, digest_span(key, DType::kBF16, 5, bits, DigestMix::kFirst));
   EXPECT_NE(digest, digest_span(key, DType::kBF16, 5, Bytes(2, std::byte{8})));
 }
 

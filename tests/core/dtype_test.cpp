@@ -36,7 +36,6 @@ TEST(DType, NamesCodesAndSizesAreThoseOfTheWireFormat) {
     EXPECT_EQ(is_floating(*dtype), expected.floating);
     EXPECT_EQ(is_pair(*dtype), expected.code == 13 || expected.code == 14);
     EXPECT_EQ(is_fp6(*dtype), expected.code == 22 || expected.code == 23);
-    EXPECT_EQ(is_added(*dtype), expected.code >= 13);
     EXPECT_EQ(to_string(*dtype), name);
     EXPECT_EQ(dtype_from_code(static_cast<std::uint8_t>(expected.code)), dtype);
   }

@@ -42,12 +42,5 @@ TEST(JoinedTables, KeepsOrderDigestsAndTellsEqualNamesApart) {
   EXPECT_EQ(sums[2], (StateDigest{{5, 0}}));
 }
 
-TEST(JoinedTables, HaveOneDigestMix) {
-  const auto second = table_of({{"a", DType::kBF16, {4}}});
-  const auto first = std::make_shared<const TensorTable>(second->with_digest_mix(DigestMix::kFirst));
-  EXPECT_EQ(JoinedTables({first, first}).all().digest_mix(), DigestMix::kFirst);
-  expect_error(ErrorCode::kUsage, [&] { JoinedTables({second, first}); }, {"stream 1", "mix"});
-}
-
 }  // namespace
 }  // namespace sparsecast::test

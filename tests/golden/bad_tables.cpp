@@ -98,9 +98,7 @@ std::vector<BadVector> bad_tables() {
   all.add("not_utf8", "a name that is not UTF-8", TableBytes(1).entry("a\xC0\xAF", 1, {8}), 1, kElements);
   all.add("surrogate", "a name with a surrogate", TableBytes(1).entry("\xED\xA0\x80", 1, {8}), 1, kElements);
   all.add("dtype_0", "dtype 0", TableBytes(1).entry("a", 0, {8}), 1, kElements);
-  all.add("dtype_13_in_format_1_0", "a dtype of pairs in format 1.0", TableBytes(1).entry("a", 13, {8}), 1, kElements);
-  all.add("dtype_15_in_format_1_0", "fp8 e8m0 in format 1.0", TableBytes(1).entry("a", 15, {8}), 1, kElements);
-  all.add("dtype_16", "dtype 16", TableBytes(1).entry("a", 16, {8}), 1, kElements);
+  all.add("dtype_24", "dtype 24", TableBytes(1).entry("a", 24, {8}), 1, kElements);
   all.add("rank_33", "rank 33", TableBytes(1).entry("a", 1, std::vector<std::uint64_t>(33, 1)), 1, 1);
   all.add("too_many_elements", "more than 2^46 elements", TableBytes(1).entry("a", 1, {(std::uint64_t{1} << 46) + 1}),
           1, (std::uint64_t{1} << 46) + 1);

@@ -297,9 +297,8 @@ States many_states() {
 class Collection {
  public:
   void add(const std::string& name, const States& states, const EncodeOptions& options, const Step& step = {}) {
-    const TensorTable table = states.table.with_digest_mix(mix_);
-    const Bytes delta = encode_file(table, states.base, states.result, options, step);
-    vectors_.push_back({prefix_ + name, states.name, table, states.base, states.result, delta, true});
+    const Bytes delta = encode_file(states.table, states.base, states.result, options, step);
+    vectors_.push_back({name, states.name, states.table, states.base, states.result, delta, true});
   }
   void add_all_codecs(const States& states, PositionMode mode) {
     for (const ValueCodec values : kCodecs) {
@@ -307,20 +306,9 @@ class Collection {
           options_of(mode, values));
     }
   }
-  /// Makes the vectors that are added next ones of format 1.2; those before are of 1.0 and 1.1.
-  void enter_format_1_2() {
-    mix_ = DigestMix::kSecond;
-    prefix_ = "format_1_2_";
-  }
-  void enter_format_1_3() {
-    mix_ = DigestMix::kSecond;
-    prefix_ = "format_1_3_";
-  }
   std::vector<GoodVector> take() { return std::move(vectors_); }
 
  private:
-  DigestMix mix_ = DigestMix::kFirst;
-  std::string prefix_;
   std::vector<GoodVector> vectors_;
 };
 
@@ -371,24 +359,11 @@ std::vector<GoodVector> encoded_vectors() {
   all.add("zstd_3_gap16_xor", weights, options_of(PositionMode::kGap16, ValueCodec::kXor, 3));
   all.add("zstd_19_index32_ulp", weights, options_of(PositionMode::kIndex32, ValueCodec::kUlp, 19));
 
-  all.enter_format_1_2();
   for (const ValueCodec values : {ValueCodec::kRaw, ValueCodec::kUlp}) {
     EncodeOptions quick = options_of(PositionMode::kAuto, values);
     quick.objective = Objective::speed();
     all.add("quick_auto_" + std::string(to_string(values)), quick_states(), quick);
   }
-  all.add_all_codecs(dtype_states(), PositionMode::kAuto);
-  all.add_all_codecs(shape_states(), PositionMode::kAuto);
-  all.add("special_packed_ulp", special_states(), options_of(PositionMode::kPacked, ValueCodec::kUlp));
-  all.add("wide_packed_xor", wide_states(), options_of(PositionMode::kPacked, ValueCodec::kXor));
-  all.add("dtypes_context_ulp", dtype_states(), context);
-  all.add("optimizer_context_ulp", optimizer_states(), context);
-  all.add("many_tensors", many_states(), options_of(PositionMode::kAuto, ValueCodec::kUlp));
-  all.add("no_change", still, options_of(PositionMode::kAuto, ValueCodec::kUlp));
-  all.add("no_tensors", states_of("nothing", {}), options_of(PositionMode::kAuto, ValueCodec::kRaw));
-  all.add("zstd_3_gap16_xor", weights, options_of(PositionMode::kGap16, ValueCodec::kXor, 3));
-
-  all.enter_format_1_3();
   all.add_all_codecs(pair_states(), PositionMode::kAuto);
   all.add("pairs_packed_ulp", pair_states(), options_of(PositionMode::kPacked, ValueCodec::kUlp));
   all.add("pairs_context_ulp", pair_states(), context);

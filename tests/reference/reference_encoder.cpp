@@ -44,7 +44,7 @@ class Fields {
 __extension__ using Wide = unsigned __int128;
 
 /// §6
-Wide second_mix(const Hash128& key, std::uint64_t i, std::uint64_t u, unsigned w) {
+Wide mix(const Hash128& key, std::uint64_t i, std::uint64_t u, unsigned w) {
   const auto low = [](std::uint64_t x) { return x % (std::uint64_t{1} << 32); };
   const auto high = [](std::uint64_t x) { return x / (std::uint64_t{1} << 32); };
   constexpr std::uint64_t kUp = std::uint64_t{1} << 32;
@@ -57,28 +57,12 @@ Wide second_mix(const Hash128& key, std::uint64_t i, std::uint64_t u, unsigned w
   return static_cast<Wide>(x | 1) * b;
 }
 
-Wide first_mix(const Hash128& key, std::uint64_t i, std::uint64_t u, unsigned /*w*/) {
-  std::uint64_t k = key.lo + (i + 1) * 0x9E3779B97F4A7C15U;
-  k = (k ^ (k >> 32)) * 0xD6E8FEB86659FD93U;
-  const std::uint64_t a = (k ^ (k >> 32)) | 1;
-  const std::uint64_t b = (u * 0xA0761D6478BD642FU) ^ key.hi;
-  return static_cast<Wide>(a) * b;
-}
-
 std::size_t padded(std::size_t bytes) { return (bytes + 7) / 8 * 8; }
-
-/// §3
-bool holds_pairs(const TensorTable& table) {
-  return std::any_of(table.begin(), table.end(),
-                     [](const TensorSpec& spec) { return static_cast<int>(spec.dtype) >= 13; });
-}
 
 /// §2.1
 Bytes header_record(const TensorTable& table, const DeltaHeader& header, const EncodeOptions& options) {
   Fields record;
-  const bool context = options.positions == PositionMode::kContext;
-  const std::uint64_t minor = holds_pairs(table) ? 3 : table.digest_mix() == DigestMix::kSecond ? 2 : context ? 1 : 0;
-  record.magic("SCH1").u32(128).u16(1).u16(minor).u32(0);
+  record.magic("SCH1").u32(128).u16(1).u16(0).u32(0);
   record.h128(header.stream).u64(header.version).u64(header.base_version);
   record.h128(table.hash()).h128(header.base_digest.value);
   record.u64(table.elements()).u32(table.size()).u32(options.frame_capacity);
@@ -173,7 +157,7 @@ ChecksummedFrame frame_record(const FrameContent& frame, std::size_t sequence, s
   words.append(stored).zeros(padded(stored.size()) - stored.size());
   Wide sum = 0;
   for (std::size_t i = 0; i < words.size() / 8; ++i)
-    sum += first_mix({}, i, reference_element(words.bytes(), DType::kI64, i), 64);
+    sum += mix({}, i, reference_element(words.bytes(), DType::kI64, i), 64);
   const Fields checksummed = Fields().u64(static_cast<std::uint64_t>(sum)).u64(static_cast<std::uint64_t>(sum >> 64));
   const std::uint64_t checksum = xxh3_64(checksummed.bytes(), xxh3_64(record.bytes()));
   record.u64(checksum).append(words.bytes());
@@ -194,7 +178,6 @@ std::uint64_t reference_index(const TensorSpec& spec, const DigestOrigin& origin
 }  // namespace
 
 StateDigest reference_digest(const TensorTable& table, std::span<const ConstBytes> tensors) {
-  const auto mix = table.digest_mix() == DigestMix::kSecond ? second_mix : first_mix;
   Wide digest = 0;
   for (std::size_t t = 0; t < table.size(); ++t) {
     for (std::uint64_t i = 0; i < table[t].elements(); ++i) {

@@ -40,7 +40,6 @@ inline DeltaHeader header_for(const TensorTable& table, const TensorState& old_s
   header.stream = table.hash();
   header.base_version = step.base_version;
   header.version = step.version;
-  header.digest_mix = table.digest_mix();
   header.base_digest = sum(digest_tensors(table, refs_to(table, views(old_state))));
   return header;
 }

@@ -47,36 +47,6 @@ TEST_F(Commands, ApplyGivesTheFileThatDiffSawByteForByte) {
   }
 }
 
-TEST_F(Commands, DeltasOfTheFirstFormatsAreAppliedAndInverted) {
-  const std::string golden = SPARSECAST_TESTDATA_DIR "/golden/";
-  const std::pair<const char*, const char*> vectors[] = {
-      {"weights_packed_ulp", "weights"}, {"weights_gap16_raw", "weights"}, {"weights_context_ulp", "weights"}};
-  const auto good = [&](const std::vector<std::string>& arguments) {
-    const Outcome outcome = run(arguments);
-    EXPECT_EQ(outcome.code, kExitGood) << outcome.err;
-  };
-  for (const auto& [name, states] : vectors) {
-    SCOPED_TRACE(name);
-    const std::string old_delta = golden + "good/" + name + ".scd";
-    const std::string base = golden + "states/" + states + ".base.safetensors";
-    const std::string result = golden + "states/" + states + ".result.safetensors";
-    good({"apply", base, old_delta, "-o", path("out.safetensors"), "--force"});
-    good({"compare", path("out.safetensors"), result});
-    std::filesystem::copy_file(base, path("live.safetensors"), std::filesystem::copy_options::overwrite_existing);
-    good({"apply", path("live.safetensors"), old_delta, "--in-place"});
-    good({"compare", path("live.safetensors"), result});
-    EXPECT_THAT(run({"apply", path("live.safetensors"), old_delta, "--in-place"}).err, HasSubstr("already applied"));
-    good({"invert", old_delta, "--base", base, "--positions", "packed", "-o", path("back.scd")});
-    EXPECT_EQ(DeltaFile::open(fs_, path("back.scd")).header().digest_mix, DigestMix::kFirst);
-    good({"apply", result, path("back.scd"), "-o", path("out.safetensors"), "--force"});
-    good({"compare", path("out.safetensors"), base});
-    good({"diff", result, base, "--base-version", "1", "--version", "2", "-o", path("new.scd")});
-    const Outcome both = run({"apply", base, old_delta, path("new.scd"), "-o", path("out.safetensors"), "--force"});
-    EXPECT_EQ(both.code, kExitUsage);
-    EXPECT_THAT(both.err, HasSubstr("another mix"));
-  }
-}
-
 TEST_F(Commands, ThreadsNeverChangeADelta) {
   const Bytes one = read_bytes(fs_, delta(2, {"--threads", "1"}));
   EXPECT_EQ(one, read_bytes(fs_, delta(2, {"--threads", "3"})));

@@ -62,9 +62,7 @@ class Conversion {
         progress_(progress),
         scratch_(fs_, flags.output),
         state_(flags.base) {
-    CheckpointStore store(Checkpoint::open(fs_, state_));
-    const ConvertStep& first = steps.front();
-    if (!first.foreign) store.use_digest_mix(DeltaFile::open(fs_, first.path).header().digest_mix);
+    const CheckpointStore store(Checkpoint::open(fs_, state_));
     digest_ = sum(digest_store(store, flags.encode.threads, progress));
   }
 

@@ -22,8 +22,7 @@ Checkpoint open_base(FileSystem& fs, const std::string& path, const DeltaFile& d
   Checkpoint base = Checkpoint::open(fs, path);
   base.declare(pairs_of(delta.table()));
   require_same_table(base.table(), path, delta.table(), delta.name());
-  CheckpointStore store(base);
-  store.use_digest_mix(delta.header().digest_mix);
+  const CheckpointStore store(base);
   require_base(sum(digest_store(store, threads)), path, delta);
   return base;
 }

@@ -33,7 +33,6 @@ CheckpointStore open_store(Console& console, const InvertFlags& flags, const Del
   layout.table = with_pairs(layout.table, pairs_of(delta.table()));
   CheckpointStore store(console.fs, std::move(layout), OpenMode::kRead);
   require_same_table(store.table(), flags.base, delta.table(), flags.delta);
-  store.use_digest_mix(delta.header().digest_mix);
   const StateDigest digest = sum(digest_store(store, flags.encode.threads, progress));
   require_base(digest, flags.base, delta);
   return store;

@@ -16,6 +16,8 @@ import os, signal, sys, threading, time
 import sparsecast as sc
 from sparsecast import errors
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # Ignored in what a shell runs in the background.
+
 def meet(rank, timeout=30.0, size=2):
     secret = "a secret of sixteen or more"
     return sc.meet("127.0.0.1", PORT, rank=rank, size=size, secret=secret, timeout=timeout)

@@ -14,7 +14,7 @@ namespace sparsecast {
 namespace {
 
 constexpr std::uint32_t kTableMagic = 0x31544353;  // "SCT1"
-constexpr std::uint32_t kTableProtocol = 2;
+constexpr std::uint32_t kTableProtocol = 1;
 
 std::uint64_t checksum_of(const CountTable& table) {
   const auto bytes = std::as_bytes(std::span(&table, 1));

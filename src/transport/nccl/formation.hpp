@@ -18,7 +18,7 @@
 
 namespace sparsecast {
 
-inline constexpr std::uint32_t kNcclChannelProtocol = 2;
+inline constexpr std::uint32_t kNcclChannelProtocol = 1;
 
 /// One rank's part of the table. Text fields end in zeros.
 struct NcclRankInfo {

@@ -29,7 +29,7 @@
 
 namespace sparsecast {
 
-inline constexpr std::uint32_t kRendezvousProtocol = 2;
+inline constexpr std::uint32_t kRendezvousProtocol = 1;
 inline constexpr char kRendezvousMagic[9] = "sparsecR";
 
 enum class RejectReason : std::uint32_t { kNone = 0, kProtocol = 1, kSecret = 2, kMalformed = 3 };
