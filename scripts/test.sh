@@ -1,15 +1,26 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 
+# scripts/test.sh [--quick] [--no-install] [CTEST ARGUMENT...]
+#
 # Installs what is missing, builds everything and runs every test; TESTING.md says what these are.
+#   --quick                  only the unit tests of core, codecs, layouts and syncs, in a build of their own without
+#                            device code and Python: build/quick
+#   --no-install             take the machine as it is; without .venv the Python package is left out
 #   SPARSECAST_TEST_ASAN=1   the unit tests once more under AddressSanitizer and UndefinedBehaviorSanitizer
 #   SPARSECAST_TEST_TSAN=1   and under ThreadSanitizer
 #   SPARSECAST_WERROR=ON     warnings are errors
 #   SPARSECAST_JOBS=N        instead of all cores
 #   SPARSECAST_ENGINES=ON    fail where the packages of vLLM or SGLang cannot be installed, instead of leaving their
 #                            tests out
-# Arguments go to the first ctest, for example: scripts/test.sh -R Safetensors
+# Other arguments go to the first ctest, for example: scripts/test.sh -R Safetensors
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+quick=0 install=1
+while [[ ${1:-} == --quick || ${1:-} == --no-install ]]; do
+  if [[ $1 == --quick ]]; then quick=1; else install=0; fi
+  shift
+done
 
 results=()
 
@@ -29,10 +40,22 @@ build() {
   step "build $1" cmake --build "build/$1" --parallel "$jobs"
 }
 
-install_packages
-prepare_python
+((!install)) || install_packages
+if ((quick)); then
+  step "configure build/quick" cmake --preset release -B build/quick -DSPARSECAST_CUDA=OFF -DSPARSECAST_NCCL=OFF \
+    -DSPARSECAST_UNITY=ON
+  step "build quick" cmake --build build/quick --parallel "$jobs" --target sparsecast_tests
+  step "test quick" ctest --test-dir build/quick --label-regex quick --output-on-failure --parallel $((jobs + 1)) "$@"
+  grep -E 'tests passed' "$(log_of "test quick")"
+  exit
+fi
+((!install)) || prepare_python
 
-build release -DSPARSECAST_PYTHON=ON -DPython_EXECUTABLE="$repository/.venv/bin/python3"
+python=()
+if [[ -x .venv/bin/python3 ]]; then
+  python=(-DSPARSECAST_PYTHON=ON -DPython_EXECUTABLE="$repository/.venv/bin/python3")
+fi
+build release "${python[@]}"
 run_tests release "$@"
 
 for sanitizer in asan tsan; do
