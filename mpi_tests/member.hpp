@@ -9,6 +9,7 @@
 
 #include "harness.hpp"
 #include "sparsecast/mpi_transport.hpp"
+#include "sparsecast/sync.hpp"
 #include "support/training_model.hpp"
 #include "transport/mpi/mpi_operation.hpp"
 

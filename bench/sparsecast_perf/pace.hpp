@@ -7,7 +7,6 @@
 #include <mutex>
 
 #include "sparsecast/sharded.hpp"
-#include "sparsecast/transport.hpp"
 #include "sparsecast_perf/memory_broadcast.hpp"
 #include "sparsecast_perf/wire.hpp"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "sparsecast/transport.hpp"
+#include "sparsecast/sync.hpp"
 #include "sparsecast_perf/group.hpp"
 #include "sparsecast_perf/options.hpp"
 

@@ -7,8 +7,7 @@
 #include <future>
 #include <iostream>
 
-#include "sparsecast/rendezvous.hpp"
-#include "sparsecast/tcp_transport.hpp"
+#include "sparsecast/sparsecast.hpp"
 
 using namespace sparsecast;
 using namespace std::chrono_literals;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sparsecast/control_channel.hpp"
+#include "sparsecast/device.hpp"
 #include "sparsecast/export.hpp"
 #include "sparsecast/transport.hpp"
 

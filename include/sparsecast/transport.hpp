@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <memory>
-#include <string>
+#include <vector>
 
 #include "sparsecast/control_channel.hpp"
 #include "sparsecast/delta.hpp"
-#include "sparsecast/error.hpp"
 #include "sparsecast/export.hpp"
-#include "sparsecast/publisher.hpp"
-#include "sparsecast/subscriber.hpp"
 
 namespace sparsecast {
 
@@ -30,38 +24,5 @@ class SPARSECAST_API Transport {
   int rank() const noexcept { return control().rank(); }
   int size() const noexcept { return control().size(); }
 };
-
-/// Statistics of one sync on this rank.
-struct SyncReport {
-  std::uint64_t version = 0;
-  std::uint64_t changed = 0;
-  std::uint64_t wire_bytes = 0;
-  double encode_seconds = 0;  ///< Source: time to detect and encode.
-  double wire_seconds = 0;    ///< Time of the records' broadcast.
-  double stage_seconds = 0;   ///< Receivers: time of verification, outside the pause.
-  double apply_seconds = 0;   ///< Receivers: time of the pause.
-  double total_seconds = 0;
-};
-
-/// Performs one whole sync on the source: publish (behind `weights_ready`, see Publisher::publish), broadcast, wait
-/// until every receiver has staged and then verified the delta, commit. On any failure the publisher aborts, its base
-/// stands, and the error is thrown.
-///
-/// Over an NcclTransport the frames go from the memory in which they are encoded to that in which receivers stage them,
-/// on a device without a copy (a round of one transfer); tensors on a device must be on the transport's. Over other
-/// transports they pass through the host. Each end may be on the host or on a device.
-SPARSECAST_API SyncReport sync_send(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout,
-                                    CUevent_st* weights_ready = nullptr);
-
-/// Performs one whole sync on a receiver. A rank applies only when all ranks have staged; when any rank fails to apply,
-/// the others roll their apply back (undo_last). `source` is the publisher's rank; `order` is as in Subscriber::apply.
-SPARSECAST_API SyncReport sync_receive(Subscriber& subscriber, Transport& transport, int source,
-                                       std::chrono::milliseconds timeout, const ApplyOrder& order = {});
-
-/// Writes a delta as one file (`.scd`), atomically: header, table, frames, commit.
-SPARSECAST_API void write_delta_file(FileSystem& fs, const std::string& path, const TensorTable& table,
-                                     const Delta& delta);
-/// Stages all records of a delta file in `subscriber`.
-SPARSECAST_API void stage_delta_file(Subscriber& subscriber, const DeltaFile& file);
 
 }  // namespace sparsecast

@@ -6,7 +6,7 @@
 
 #include "memory.hpp"
 #include "sparsecast/sharded.hpp"
-#include "sparsecast/transport.hpp"
+#include "sparsecast/sync.hpp"
 
 namespace sparsecast::python {
 

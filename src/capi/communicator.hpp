@@ -14,7 +14,7 @@
 #include "sparsecast/nccl_transport.hpp"
 #include "sparsecast/rendezvous.hpp"
 #include "sparsecast/sparsecast.h"
-#include "sparsecast/transport.hpp"
+#include "sparsecast/sync.hpp"
 
 namespace sparsecast {
 class DeviceApi;

@@ -11,6 +11,7 @@
 
 #include <utility>
 
+#include "sparsecast/sync.hpp"
 #include "sync/attempt.hpp"
 #include "sync/transfers.hpp"
 

@@ -2,7 +2,7 @@
 
 // The transport for one delta: a file that is either whole or not there.
 
-#include "sparsecast/transport.hpp"
+#include "sparsecast/sync.hpp"
 
 namespace sparsecast {
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sparsecast/publisher.hpp>
-#include <sparsecast/subscriber.hpp>
-#include <sparsecast/version.hpp>
+#include <sparsecast/sparsecast.hpp>
 
 #include <array>
 #include <cstdint>

@@ -9,6 +9,7 @@
 
 #include "cuda_emulation/events.hpp"
 #include "sparsecast/nccl_transport.hpp"
+#include "sparsecast/sync.hpp"
 #include "support/detectors.hpp"
 #include "support/fake_nccl.hpp"
 #include "support/random_delta.hpp"

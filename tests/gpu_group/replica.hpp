@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "gpu_group/transport.hpp"
+#include "sparsecast/sync.hpp"
 #include "tests/support/training_model.hpp"
 
 namespace sparsecast::test {

@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "sparsecast/sync.hpp"
 #include "support/detectors.hpp"
 #include "support/loopback_transport.hpp"
 #include "support/training_model.hpp"

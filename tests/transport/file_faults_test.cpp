@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "sparsecast/transport.hpp"
+#include "sparsecast/sync.hpp"
 #include "support/detectors.hpp"
 #include "support/fault_fs.hpp"
 #include "support/training_model.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include "sparsecast/transport.hpp"
+#include "sparsecast/sync.hpp"
 #include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 #include "support/temporary_directory.hpp"
