@@ -2,10 +2,21 @@
 
 # Finds what the build needs. The result of every tri-state option is SPARSECAST_WITH_<NAME>.
 
+if(SPARSECAST_CUDA)
+  include(DeviceCompiler)
+endif()
+
 find_package(Threads REQUIRED)
 find_package(xxHash 0.8.0 REQUIRED)
 find_package(zstd 1.4.0 REQUIRED)
-find_package(hwy 1.0.0 REQUIRED)
+find_package(hwy 1.0.0 QUIET)
+if(NOT hwy_FOUND)
+  if(hwy_VERSION)
+    set(hwy_VERSION ", not the ${hwy_VERSION} in ${hwy_INCLUDE_DIR}")
+  endif()
+  message(FATAL_ERROR "sparsecast needs Highway (libhwy-dev) 1.0 or newer${hwy_VERSION}: where the distribution has an \
+older one, build it from its source and name its prefix in CMAKE_PREFIX_PATH.")
+endif()
 find_package(fmt CONFIG REQUIRED)
 find_package(nlohmann_json 3.9 CONFIG REQUIRED)
 
@@ -107,11 +118,13 @@ file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.c
 if(SPARSECAST_CUDA AND cuda_sources)
   include(CheckLanguage)
   check_language(CUDA)
-  sparsecast_resolve(CUDA "device code" CMAKE_CUDA_COMPILER)
+  set(nvcc_FOUND "${CMAKE_CUDA_COMPILER}")
+  if(nvcc AND NOT nvcc_FOUND)
+    sparsecast_without_device_code("${nvcc} does not compile here (CMakeFiles/CMakeError.log or CMakeConfigureLog.yaml)")
+  else()
+    sparsecast_resolve(CUDA "device code" nvcc_FOUND)
+  endif()
   if(SPARSECAST_WITH_CUDA)
-    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      set(CMAKE_CUDA_ARCHITECTURES "80;90" CACHE STRING "Device architectures")
-    endif()
     enable_language(CUDA)
     # CMake 3.25 does not know that nvcc 12 and newer have C++20.
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)

@@ -12,7 +12,7 @@
 #   --quick            smaller benchmarks, fewer sanitizers
 #   --out DIRECTORY    results.json, table.txt, logs.txt (default: build/gpu_check/results)
 #   --build DIRECTORY  build tree, used again when it is there (default: build/gpu_check)
-#   --arch LIST        CUDA architectures (default: the device's, else 90)
+#   --arch LIST        CUDA architectures (default: those of the devices here, else 90)
 #   --debs DIRECTORY   *.deb files and *.whl wheels of what the machine lacks, unpacked below the build tree, not
 #                      installed
 #   --commit ID        for the record, where there is no git
@@ -96,10 +96,6 @@ fi
 export SPARSECAST_COMMIT=$commit # What programs that are built without git record.
 sources=$(find cuda -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d ' ' -f 1)
 
-# The toolkit is often installed and not on the path.
-for directory in /usr/local/cuda/bin /usr/local/cuda/compute-sanitizer; do
-  [[ ! -d $directory ]] || PATH+=:$directory
-done
 export LD_LIBRARY_PATH=$prefix/usr/lib/x86_64-linux-gnu:$prefix/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 # The wheel's library, unless the caller has chosen one: it is the one that torch loads, and whose headers are used.
 if [[ -z ${SPARSECAST_NCCL_LIBRARY:-} ]]; then
@@ -150,10 +146,8 @@ configure() {
 
 stage_build() {
   begin_stage build
-  if [[ -z $arch ]]; then
-    arch=$(smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')
-    [[ $arch =~ ^[0-9]+$ ]] || arch=90
-  fi
+  [[ -n $arch ]] || arch=$(device_architectures)
+  arch=${arch:-90}
   if [[ -n $debs ]]; then
     export -f unpack_debs
     export debs prefix python
@@ -161,16 +155,17 @@ stage_build() {
   fi
   export -f configure
   export repository build arch python prefix
+  local why_not target
+  why_not=$(why_not_cmake)
+  if [[ -n $why_not ]]; then
+    record build configure FAIL 0 "$why_not"
+    return
+  fi
   try "configure for sm_$arch" 120 bash -c configure || return
-  local target known targets=(cuda_bench sparsecast_gpu_tests sparsecast_cli gpu_group_test sparsecast_perf sparsecast_tests)
-  known=$(cmake --build "$build" --target help)
-  for target in "${targets[@]}"; do
-    # Each for itself: what does not compile does not keep the others from being tried.
-    if grep -q "^$target\b" <<<"$known"; then
-      try "build $target" 540 cmake --build "$build" --parallel "$jobs" --target "$target"
-    else
-      skip "build $target" "not part of this configuration"
-    fi
+  # Each for itself: what does not compile, or is not part of the configuration, does not keep the others from being
+  # tried.
+  for target in cuda_bench sparsecast_gpu_tests sparsecast_cli gpu_group_test sparsecast_perf sparsecast_tests; do
+    try "build $target" 540 cmake --build "$build" --parallel "$jobs" --target "$target"
   done
 }
 

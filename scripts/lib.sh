@@ -20,6 +20,18 @@ packages=(
 # Everything but what is about MPI works without these.
 mpi_packages=(libopenmpi-dev openmpi-bin)
 
+# CUDA's compiler and tools are often installed and not on the path. What nobody names is looked for as
+# cmake/DeviceCompiler.cmake does.
+if [[ ${CUDACXX:-} == */nvcc && $(command -v nvcc) != "$CUDACXX" ]]; then
+  PATH=${CUDACXX%/nvcc}:$PATH
+fi
+for directory in ${CUDA_HOME:+"$CUDA_HOME"} ${CUDA_PATH:+"$CUDA_PATH"} /usr/local/cuda; do
+  for directory in "$directory/bin" "$directory/compute-sanitizer"; do
+    [[ ! -d $directory || :$PATH: == *:$directory:* ]] || PATH+=:$directory
+  done
+done
+unset directory
+
 # Two builds in one checkout (the library's, and pip's) share what the compiler made.
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$repository}
 
@@ -65,9 +77,37 @@ as_root() {
   fi
 }
 
+# For a node of a cluster.
+without_root="without root or network 'scripts/gpu_check.sh' builds and tests the device code with what is there, or \
+with packages that '--debs DIRECTORY' unpacks and '--fetch DIRECTORY' has downloaded elsewhere"
+
 apt_install() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+}
+
+# why_not_cmake: prints why this cmake cannot configure the project; nothing when it can.
+why_not_cmake() {
+  local wanted version
+  wanted=$(sed -n 's/^cmake_minimum_required(VERSION \(.*\))$/\1/p' "$repository/CMakeLists.txt")
+  version=$(cmake --version 2>/dev/null | sed -n '1s/^cmake version //p') || true
+  [[ $(printf '%s\n' "$wanted" "${version:-0}" | sort -V | head -n 1) == "$wanted" ]] ||
+    echo "needs CMake $wanted or newer, not ${version:-none}; 'pip install cmake ninja' brings it without root"
+}
+
+require_cmake() {
+  local why_not
+  why_not=$(why_not_cmake)
+  [[ -z $why_not ]] || die "$why_not"
+}
+
+# device_architectures: prints the compute capabilities of this machine's GPUs that device code is made for, as CMake
+# takes them ("80;90"); nothing when there are none.
+device_architectures() {
+  local capabilities
+  capabilities=$(timeout 30 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. \r' |
+    grep -Ex '[0-9]+' | sort -nu | awk '$1 >= 80') || true
+  printf '%s' "${capabilities//$'\n'/;}"
 }
 
 # missing_of PACKAGE...: those that this machine lacks.
@@ -90,7 +130,7 @@ install_packages() {
   local missing
   mapfile -t missing < <(missing_of "${packages[@]}" "$@")
   if ((${#missing[@]})); then
-    step "install ${#missing[@]} packages" apt_install "${missing[@]}"
+    (step "install ${#missing[@]} packages" apt_install "${missing[@]}") || die "cannot install ${missing[*]}: $without_root"
   fi
   if command -v mpicc >/dev/null && command -v mpirun >/dev/null; then
     return
@@ -101,13 +141,26 @@ install_packages() {
   fi
 }
 
+# nccl_requirements: prints the file that names NCCL's package. The one for CUDA 13 contains a runtime that drivers of
+# CUDA 12 refuse; the one for CUDA 12 runs on both.
+nccl_requirements() {
+  local compiler driver
+  compiler=$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9]*\).*/\1/p') || true
+  driver=$(timeout 30 nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p') || true
+  if ((${compiler:-13} < 13 || ${driver:-13} < 13)); then
+    echo tests/requirements-nccl-cu12.txt
+  else
+    echo tests/requirements-nccl.txt
+  fi
+}
+
 # Prints the files that say what .venv holds: for the Python package and its tests, those of other parts, and, where
 # device code can be compiled, NCCL's headers and library and what reads the code.
 python_requirements() {
   printf '%s\n' tests/requirements.txt python/tests/requirements.txt python/tests/requirements-control.txt \
     python/tests/requirements-megatron.txt
   if command -v nvcc >/dev/null; then
-    printf '%s\n' tests/requirements-nccl.txt tests/requirements-cuda.txt
+    printf '%s\n' "$(nccl_requirements)" tests/requirements-cuda.txt
   fi
 }
 
@@ -134,7 +187,7 @@ fill_python_environment() {
   rm -rf "$target" && python3 -m venv "$target" &&
     "${pip[@]}" -r tests/requirements.txt -r python/tests/requirements.txt &&
     "${pip[@]}" --no-deps -r python/tests/requirements-megatron.txt &&
-    { ! command -v nvcc >/dev/null || "${pip[@]}" -r tests/requirements-nccl.txt -r tests/requirements-cuda.txt; } &&
+    { ! command -v nvcc >/dev/null || "${pip[@]}" -r "$(nccl_requirements)" -r tests/requirements-cuda.txt; } &&
     touch .venv/complete
 }
 
@@ -168,7 +221,8 @@ fill_engine_environments() {
 prepare_package_environment() {
   local requirements
   mapfile -t requirements < <(python_requirements)
-  link_environment .venv "${requirements[@]}" || step "Python environment in .venv" fill_python_environment
+  link_environment .venv "${requirements[@]}" || (step "Python environment in .venv" fill_python_environment) ||
+    die "cannot make .venv: $without_root"
 }
 
 # Creates or refreshes .venv, and those of the engines and of verl. Where a package of theirs cannot be had, its tests are

@@ -52,12 +52,13 @@ build() {
 
 # Device code takes minutes to compile: it is left out unless a GPU that it runs on is here.
 device_settings=(-DSPARSECAST_CUDA=OFF)
-if capabilities=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. ' | sort -un) &&
-  [[ ${capabilities%%$'\n'*} -ge 80 ]]; then
-  device_settings=(-DSPARSECAST_CUDA=AUTO "-DCMAKE_CUDA_ARCHITECTURES=${capabilities//$'\n'/;}")
+architectures=$(device_architectures)
+if [[ -n $architectures ]]; then
+  device_settings=(-DSPARSECAST_CUDA=AUTO "-DCMAKE_CUDA_ARCHITECTURES=$architectures")
 fi
 
 install_packages
+require_cmake
 step "configure build/run" cmake --preset run "${device_settings[@]}"
 build
 

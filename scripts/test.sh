@@ -41,6 +41,7 @@ build() {
 }
 
 ((!install)) || install_packages
+require_cmake
 if ((quick)); then
   step "configure build/quick" cmake --preset release -B build/quick -DSPARSECAST_CUDA=OFF -DSPARSECAST_NCCL=OFF \
     -DSPARSECAST_UNITY=ON

@@ -44,7 +44,7 @@ done
 fill_tools() {
   python3 -m venv .venv-wheel &&
     "$tools/pip" install --quiet --upgrade -r scripts/wheel/requirements.txt -r scripts/wheel/build_requirements.txt &&
-    { [[ $cuda != ON ]] || "$tools/pip" install --quiet --no-deps -r tests/requirements-nccl.txt -r scripts/wheel/requirements-cuda.txt; }
+    { [[ $cuda != ON ]] || "$tools/pip" install --quiet --no-deps -r "$(nccl_requirements)" -r scripts/wheel/requirements-cuda.txt; }
 }
 
 # fill_environment PYTHON ENVIRONMENT
@@ -73,6 +73,7 @@ build_wheel() {
 
 # Headers alone, and what compiles; the libraries are made here.
 need ccache cmake g++ libcli11-dev libssl-dev libxxhash-dev ninja-build nlohmann-json3-dev pkg-config python3-venv
+require_cmake
 step "tools in .venv-wheel" fill_tools
 scripts/wheel/third_party.sh "$third_party"
 mkdir -p build/wheel "$out"

@@ -9,10 +9,13 @@ hangs or is missing must show in the report, and must not hide the rest.
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import tempfile
 import time
 import unittest
+
+from fake_programs import path_without, write_program
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 PATIENCE = 120
@@ -33,6 +36,15 @@ echo '{"complete": false, "rows": [
 )
 LIST = "if [[ $* == *--gtest_list_tests* ]]; then printf 'Running main()\\n%s\\n'; exit 0; fi\n"
 SUITES = LIST % "A.\\n  One\\nRandom/B.\\n  Two/0  # 0\\n"
+# What the stage "build" builds.
+TARGETS = (
+    "cuda_bench",
+    "sparsecast_gpu_tests",
+    "sparsecast_cli",
+    "gpu_group_test",
+    "sparsecast_perf",
+    "sparsecast_tests",
+)
 NVIDIA_SMI = """case "$*" in
   *name,driver*) printf 'name, driver_version, clocks\\nSome GPU, 580.1.2, 1980 MHz\\n' ;;
   -L) echo 'GPU 0: Some GPU' ;;
@@ -54,18 +66,14 @@ class GpuCheck(unittest.TestCase):
             self.program(name, "exit 0")
 
     def program(self, name, body, directory=None):
-        directory = directory or self.bin
-        directory.mkdir(parents=True, exist_ok=True)
-        file = directory / name
-        file.write_text("#!/usr/bin/env bash\n" + body + "\n", encoding="utf-8")
-        file.chmod(0o755)
+        write_program(directory or self.bin, name, body)
 
-    def check(self, *arguments):
+    def check(self, *arguments, path=None):
         machine = self.root / "machine"  # That the emulated programs share.
         machine.mkdir(exist_ok=True)
         environment = {
             **os.environ,
-            "PATH": f"{self.path}:{os.environ['PATH']}",
+            "PATH": f"{self.path}:{path or os.environ['PATH']}",
             "SPARSECAST_EMULATED_MACHINE": machine,
         }
         command = [REPOSITORY / "scripts" / "gpu_check.sh", "--build", self.root / "build", "--out", self.out]
@@ -97,6 +105,55 @@ class GpuCheck(unittest.TestCase):
                 "rows"
             ]
             self.assertEqual([row["wrong"] for row in rows], [0] * 5)
+
+    def small_project(self, *targets):
+        """Makes the real cmake build a project of these targets in place of the repository."""
+        project = self.root / "project"
+        project.mkdir()
+        (project / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.25)\nproject(small LANGUAGES NONE)\n"
+            + "".join(f"add_custom_target({name} COMMAND touch built_{name})\n" for name in targets),
+            encoding="utf-8",
+        )
+        self.program(
+            "cmake",
+            f"""arguments=()
+for argument in "$@"; do
+  [[ $argument != {REPOSITORY} ]] || argument={project}
+  arguments+=("$argument")
+done
+exec {shutil.which("cmake")} "${{arguments[@]}}" """,
+            self.path,
+        )
+
+    @unittest.skipUnless(shutil.which("make") and shutil.which("ninja"), "needs make and ninja")
+    def test_every_generator_builds_every_target(self):
+        self.small_project(*TARGETS)
+        self.program("nvidia-smi", "[[ $* != *compute_cap* ]] || printf '9.0\\n7.5\\n8.0\\n'", self.path)
+        without_ninja = path_without(self.root / "without_ninja", "ninja", "ninja-build")
+        for path, file in ((None, "build.ninja"), (without_ninja, "Makefile")):
+            build = self.root / "build"
+            shutil.rmtree(build)
+            run = self.check("--stage", "build", path=path)
+            self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+            self.assertTrue((build / file).exists())
+            self.assertEqual(sorted(path.name for path in build.glob("built_*")), sorted(f"built_{t}" for t in TARGETS))
+            self.assertEqual({outcome for outcome, _ in self.outcomes().values()}, {"PASS"})
+            self.assertIn("configure for sm_80;90", self.outcomes())
+
+    def test_a_target_that_is_not_there_is_a_failure(self):
+        self.small_project(*TARGETS[:-1])
+        run = self.check("--stage", "build")
+        self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
+        failed = {step for step, (outcome, _) in self.outcomes().items() if outcome != "PASS"}
+        self.assertEqual(failed, {f"build {TARGETS[-1]}"})
+
+    def test_an_old_cmake_is_told_in_one_sentence(self):
+        self.program("cmake", "echo 'cmake version 3.22.1'", self.path)
+        self.assertEqual(self.check("--stage", "build").returncode, 1)
+        outcome, note = self.outcomes()["configure"]
+        self.assertEqual(outcome, "FAIL")
+        self.assertRegex(note, "^needs CMake 3.25 or newer, not 3.22.1; 'pip install cmake ninja' brings it")
 
     def test_the_report_says_what_ran_on_what(self):
         run = self.check("--stage", "test", "--stage", "nccl", "--commit", "abc")
