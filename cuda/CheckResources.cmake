@@ -2,12 +2,23 @@
 
 # Checks the registers, stack and spills of the kernels of one .cu file. REPORT holds what ptxas printed when the build
 # compiled the file (keep_report.sh) for the build's architectures. For every other architecture that is shipped and
-# that this compiler knows, the file is compiled once more, with all warnings. Prints the resources of each kernel, and
-# fails when one needs a stack or spills registers: kernels whose speed is bounded by memory bandwidth pay for that in
-# bandwidth.
+# that this compiler knows, the file is compiled once more. Prints the resources of each kernel. With the nvcc of the
+# record (bench/results/kernel-cost-sm_90.json) warnings are errors, and it fails when a kernel needs a stack or spills
+# registers: kernels whose speed is bounded by memory bandwidth pay for that in bandwidth. Another nvcc allocates registers
+# in its own way, which is only told.
 #   cmake -DNVCC=... -DREPORT=x.cu.o.report -DSOURCE=x.cu -DSOURCE_DIR=... -DBINARY_DIR=... -P CheckResources.cmake
 
 cmake_minimum_required(VERSION 3.25)
+
+file(READ "${SOURCE_DIR}/bench/results/kernel-cost-sm_90.json" record)
+string(JSON recorded_nvcc GET "${record}" nvcc)
+execute_process(COMMAND "${NVCC}" --version OUTPUT_VARIABLE nvcc_version)
+string(REGEX MATCH "V([0-9.]+)" nvcc_version "${nvcc_version}")
+set(nvcc_version "${CMAKE_MATCH_1}")
+set(strict "")
+if(nvcc_version STREQUAL recorded_nvcc)
+  set(strict --Werror=all-warnings)
+endif()
 
 set(failures "")
 set(reported "")
@@ -48,7 +59,7 @@ foreach(architecture IN ITEMS 80 90 100)
     continue()
   endif()
   execute_process(
-    COMMAND "${NVCC}" -std=c++20 --expt-relaxed-constexpr -O3 -DNDEBUG -Xcompiler=-Wall,-Wextra --Werror=all-warnings
+    COMMAND "${NVCC}" -std=c++20 --expt-relaxed-constexpr -O3 -DNDEBUG -Xcompiler=-Wall,-Wextra ${strict}
             -Xptxas -v -cubin -o "${BINARY_DIR}/${name}.${architecture}.cubin" -gencode
             "arch=compute_${architecture},code=sm_${architecture}" "-I${SOURCE_DIR}" "-I${SOURCE_DIR}/include" "-I${SOURCE_DIR}/src"
             "-I${BINARY_DIR}/include" "${SOURCE}"
@@ -63,5 +74,9 @@ foreach(architecture IN ITEMS 80 90 100)
 endforeach()
 if(failures)
   list(JOIN failures "\n  " failures)
+  if(NOT strict)
+    message("not judged, because the record is of nvcc ${recorded_nvcc}, and this is ${nvcc_version}; kernels that spill:\n  ${failures}")
+    return()
+  endif()
   message(FATAL_ERROR "kernels that spill:\n  ${failures}")
 endif()

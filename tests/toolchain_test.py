@@ -165,6 +165,31 @@ class Configure(Machine):
         )
         self.refused("has 70, and device code needs sm_80 or newer", "-DCMAKE_CUDA_ARCHITECTURES=70")
 
+    def test_spilled_registers_are_judged_with_the_compiler_of_the_record_alone(self):
+        report = self.root / "kernels.cu.o.report"
+        report.write_text(
+            "ptxas info    : Compiling entry function 'kernel' for 'sm_90'\n"
+            "    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n"
+            "ptxas info    : Used 255 registers\n",
+            encoding="utf-8",
+        )
+        record = json.loads((REPOSITORY / "bench/results/kernel-cost-sm_90.json").read_text(encoding="utf-8"))["nvcc"]
+        for version, code in ((record, 1), ("12.4.131", 0)):
+            self.program("nvcc", f"[[ $1 == --version ]] && echo 'release, V{version}' || echo compute_90")
+            settings = {
+                "NVCC": self.path / "nvcc",
+                "REPORT": report,
+                "SOURCE": "kernels.cu",
+                "SOURCE_DIR": REPOSITORY,
+                "BINARY_DIR": self.root,
+            }
+            command = [CMAKE, *(f"-D{name}={value}" for name, value in settings.items())]
+            command += ["-P", str(REPOSITORY / "cuda/CheckResources.cmake")]
+            run = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+            self.assertEqual(run.returncode, code, run.stdout + run.stderr)
+            self.assertRegex(run.stderr, r"kernels that spill:\s+sm_90 kernel: stack 8")
+            self.assertEqual("not judged" in run.stderr, code == 0)
+
     def test_an_old_cmake_can_read_the_presets_and_say_that_it_is_old(self):
         presets = json.loads((REPOSITORY / "CMakePresets.json").read_text(encoding="utf-8"))
         self.assertLessEqual(presets["version"], 3)  # What CMake 3.22 of Ubuntu 22.04 reads.
