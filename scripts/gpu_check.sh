@@ -246,6 +246,23 @@ stage_python() {
   done
 }
 
+# sanitize TOOL FILTER. What the tests print must be there: a sanitizer that cannot start the program finds no errors.
+sanitize() {
+  local log=$raw/sanitize_$1.txt code
+  compute-sanitizer --tool "$1" --error-exitcode 77 --print-limit 20 --report-api-errors no "$bin/sparsecast_gpu_tests" \
+    --gtest_brief=1 "--gtest_filter=$2" 2>&1 | tee "$log"
+  code=${PIPESTATUS[0]}
+  if ((code != 77)) && grep -qi 'device not supported' "$log"; then
+    echo "compute-sanitizer does not support this device"
+    return "$refused"
+  fi
+  if ((code == 0)) && ! grep -q '^\[  PASSED  \] [1-9]' "$log"; then
+    echo "no test ran"
+    return 1
+  fi
+  return "$code"
+}
+
 stage_sanitize() {
   begin_stage sanitize
   if ! command -v compute-sanitizer >/dev/null; then
@@ -253,6 +270,8 @@ stage_sanitize() {
     return
   fi
   needs sparsecast_gpu_tests memcheck || return
+  export -f sanitize
+  export bin raw
   # One pass over each kernel and codec; the rest of the random cases would take hours here.
   local few='DeviceApplierGolden.GoodVectorsApply:DeviceApplierShapes.*:Order/DeviceBlocks.*/0'
   few+=':Random/DeviceEncoderTest.*/0:Random/DeviceApplierTest.AppliesAnyStepAndTakesItBack/0:Random/DeviceViews.*/0'
@@ -268,8 +287,7 @@ stage_sanitize() {
     hostile=
     [[ $tool != memcheck ]] || hostile=:DeviceApplierGolden.*:Random/DeviceApplierTest.DirectoriesMayBeWrongInAnyWay/0
     [[ $tool != memcheck ]] || hostile+=:Random/DeviceContext.AnyFlippedBitOfASmallBlockIsWhatTheCpuSays/0
-    SPARSECAST_SEED=1 try "$tool" 480 compute-sanitizer --tool "$tool" --error-exitcode 77 --print-limit 20 \
-      --report-api-errors no "$bin/sparsecast_gpu_tests" --gtest_brief=1 "--gtest_filter=$few$hostile" &
+    SPARSECAST_SEED=1 try "$tool" 480 bash -c 'sanitize "$@"' - "$tool" "$few$hostile" &
   done
   wait
 }
@@ -312,7 +330,11 @@ profile() {
   rm -f "$raw/ncu_$1".*
   ncu --set full --clock-control none --kernel-name-base demangled --kernel-name "regex:$2" --launch-skip 1 \
     --launch-count 1 --kill yes --force-overwrite --export "$raw/ncu_$1" "$bin/cuda_bench" --gib 1 --percent 1 \
-    --dtypes BF16
+    --dtypes BF16 2>&1 | tee "$raw/ncu_$1.txt"
+  if grep -q ERR_NVGPUCTRPERM "$raw/ncu_$1.txt"; then
+    echo "only root may read this GPU's counters (https://developer.nvidia.com/ERR_NVGPUCTRPERM)"
+    return "$refused"
+  fi
   [[ -s $raw/ncu_$1.ncu-rep ]] && ncu --import "$raw/ncu_$1.ncu-rep" --csv --page raw >"$raw/ncu_$1.csv"
 }
 

@@ -19,6 +19,9 @@ begin_stage() {
 # Seconds that are kept for ending a step that does not want to, and for the report.
 reserve=15
 
+# What a command exits with that this machine does not permit; the last line that it printed says why.
+export refused=69
+
 # try STEP SECONDS COMMAND...: runs the command for at most so long, and notes how it ended.
 try() {
   local name=$1 limit=$(($2 * ${SPARSECAST_PATIENCE:-1})) start=$SECONDS code outcome=PASS note=
@@ -36,11 +39,13 @@ try() {
   code=$?
   if ((code == 124 || code == 137)); then
     outcome=FAIL note="ran past $limit s"
+  elif ((code == refused)); then
+    outcome=SKIPPED note=$(tail -n 1 "$log")
   elif ((code != 0)); then
     outcome=FAIL note="exit code $code"
   fi
   record "$stage" "$name" "$outcome" $((SECONDS - start)) "$note"
-  [[ $outcome == PASS ]] || tail -n 25 "$log"
+  [[ $outcome != FAIL ]] || tail -n 25 "$log"
   return "$code"
 }
 
