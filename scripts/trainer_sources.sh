@@ -44,6 +44,7 @@ step "build the command and the Python package" cmake --build build/release --pa
   --target sparsecast_cli sparsecast_python
 
 export PYTHONPATH=$repository/build/release/python PYTHONDONTWRITEBYTECODE=1
+export CUDA_VISIBLE_DEVICES= # As ctest does: host code takes the same path on a machine with GPUs.
 export SPARSECAST_CLI=$repository/build/release/bin/sparsecast
 tests=python/tests/integrations
 if [[ -n $stitch ]]; then

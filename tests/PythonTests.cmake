@@ -64,7 +64,7 @@ if(TARGET sparsecast_cuda AND "90" IN_LIST CMAKE_CUDA_ARCHITECTURES AND CMAKE_BU
 endif()
 
 if(TARGET emulated_perf AND TARGET emulated_cli)
-  set_tests_properties(gpu_check_test perf_launcher_test
+  set_tests_properties(gpu_box_test perf_launcher_test
                        PROPERTIES ENVIRONMENT "SPARSECAST_EMULATED_PROGRAMS=$<TARGET_FILE_DIR:emulated_cli>")
 endif()
 

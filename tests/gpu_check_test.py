@@ -18,7 +18,7 @@ import unittest
 from fake_programs import path_without, write_program
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-PATIENCE = 120
+PATIENCE = 400
 
 MACHINE = """if [[ $* == *--machine* ]]; then echo '{"device": "Some GPU", "driver_version": 13000}'; exit 0; fi"""
 NO_DEVICE = """echo "cuda_bench: no device: the driver is for CUDA 12.4" >&2; exit 4"""
@@ -167,7 +167,7 @@ esac""",
         self.program("sparsecast_gpu_tests", SUITES + f"echo $$ >{pid}; exec sleep 1000")
         start = time.monotonic()
         run = self.check("--within", "21", "--stage", "test")
-        self.assertLess(time.monotonic() - start, 60)
+        self.assertLess(time.monotonic() - start, 300)
         self.assertEqual(run.returncode, 1)
         self.assertRegex(self.outcomes()["device tests"][1], "ran past")
         self.assertEqual(self.outcomes()["CPU codec and golden tests"], ("FAIL", "no time left of 21 s"))

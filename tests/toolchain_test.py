@@ -82,7 +82,7 @@ esac""",
         """Returns what CMake says, in one line, and the cache."""
         build = self.root / "build"
         command = [CMAKE, "-S", REPOSITORY, "-B", build, *SETTINGS, *settings]
-        run = subprocess.run(list(map(str, command)), env=self.environment, capture_output=True, text=True, timeout=120)
+        run = subprocess.run(list(map(str, command)), env=self.environment, capture_output=True, text=True, timeout=400)
         cache = build / "CMakeCache.txt"
         text = cache.read_text(encoding="utf-8") if cache.exists() else ""
         return run.returncode, " ".join((run.stdout + run.stderr).split()), text
@@ -95,7 +95,7 @@ esac""",
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=400,
         )
 
     def refused(self, sentence, *settings):
@@ -185,7 +185,7 @@ class Configure(Machine):
             }
             command = [CMAKE, *(f"-D{name}={value}" for name, value in settings.items())]
             command += ["-P", str(REPOSITORY / "cuda/CheckResources.cmake")]
-            run = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+            run = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=400)
             self.assertEqual(run.returncode, code, run.stdout + run.stderr)
             self.assertRegex(run.stderr, r"kernels that spill:\s+sm_90 kernel: stack 8")
             self.assertEqual("not judged" in run.stderr, code == 0)

@@ -5,7 +5,8 @@
 // (docs/nccl.md).
 //   gpu_group_test [--ranks N] [--versions N] [--kill 0|1] [--over nccl|control] [--memory host|device] [--width W]
 //                  [--seed S] [--sharded 0|1]
-// Exit code 0 when every rank did what it should; "no device" is printed, and 0 returned, where there is none.
+// Exit code 0 when every rank did what it should, 77 where there is no device, NCCL or libsodium to test with; the
+// reason is printed.
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -23,6 +24,8 @@
 
 #include "gpu_group/member.hpp"
 #include "sparsecast/devices.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/nccl_transport.hpp"
 #include "sparsecast/rendezvous.hpp"
 
 namespace {
@@ -32,6 +35,7 @@ using namespace sparsecast::test;
 
 /// The longest that the whole group takes; ranks that still run are killed then.
 constexpr std::chrono::seconds kMostSeconds{150};
+constexpr int kSkipped = 77;
 
 struct Arguments {
   GroupPlan plan;
@@ -167,6 +171,21 @@ class Processes {
   std::vector<Process> running_;
 };
 
+/// Returns what this machine or build lacks for the plan; empty when it lacks nothing.
+std::string lacking(const GroupPlan& plan) {
+  if (!rendezvous_available()) return "built without libsodium: no device group can meet";
+  if (plan.over_nccl || plan.on_device) {
+    const DeviceSurvey survey = survey_devices();
+    if (survey.devices.empty()) return "no device: " + survey.why_none;
+  }
+  try {
+    if (plan.over_nccl) nccl_library();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
 int run_group(const Arguments& arguments, const std::vector<std::string>& words) {
   std::string directory = (std::filesystem::temp_directory_path() / "gpu_group_XXXXXX").string();
   if (mkdtemp(directory.data()) == nullptr) throw std::runtime_error("cannot make a temporary directory");
@@ -188,13 +207,9 @@ int main(int argc, char** argv) {
   try {
     const Arguments arguments = parse(words);
     if (arguments.member >= 0) return run_member(arguments.plan, arguments.member);
-    if (!rendezvous_available()) {
-      fmt::print("built without libsodium: no device group can meet\n");
-      return 0;
-    }
-    if ((arguments.plan.over_nccl || arguments.plan.on_device) && survey_devices().devices.empty()) {
-      fmt::print("no device: {}\n", survey_devices().why_none);
-      return 0;
+    if (const std::string lack = lacking(arguments.plan); !lack.empty()) {
+      fmt::print("skipped: {}\n", lack);
+      return kSkipped;
     }
     return run_group(arguments, words);
   } catch (const std::exception& error) {
