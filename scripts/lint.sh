@@ -4,6 +4,7 @@
 # scripts/lint.sh [--all] [--fix] [CHECK...]: installs the tools that are missing and runs the checks that need no build:
 #   spdx          every source file begins with its license line
 #   directions    dependencies point one way (scripts/include_directions.txt)
+#   places        calls that decide about a device's context or memory are made where they are guarded
 #   format        clang-format changes nothing
 #   ruff          ruff finds nothing, and its formatter changes nothing
 #   mypy          the Python package's types
@@ -16,7 +17,7 @@
 #   CLANG_FORMAT, CLANG_TIDY     programs to use instead of version 14, which the checks are written for
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-checks=(spdx directions format ruff mypy tidy)
+checks=(spdx directions places format ruff mypy tidy)
 all=0 fix=0 wanted=()
 for argument in "$@"; do
   case $argument in
@@ -72,6 +73,28 @@ check_spdx() {
 
 check_directions() {
   look directions scripts/include_directions.py
+}
+
+# only_in CALL FILE...: no other file of what is shipped or measured makes this call.
+only_in() {
+  local others
+  others=$(find src cuda python/src tools bench -type f | grep -vxF -e "$(printf '%s\n' "${@:2}")" |
+    xargs grep -nE "\b$1\(" /dev/null) || return 0
+  printf '%s is for %s alone:\n%s\n' "$1" "${*:2}" "$others"
+  return 1
+}
+
+cuda_calls_have_their_places() {
+  local code=0
+  only_in cudaSetDevice cuda/common/device_guard.hpp src/transport/nccl/cuda_device_api.cpp || code=1
+  only_in 'cuda(Malloc|MallocHost|HostAlloc|MallocAsync)' cuda/common/device_memory.hpp src/transport/nccl/cuda_device_api.cpp ||
+    code=1
+  only_in cudaGraphInstantiate cuda/common/graph.hpp || code=1
+  return $code
+}
+
+check_places() {
+  look places cuda_calls_have_their_places
 }
 
 check_format() {
