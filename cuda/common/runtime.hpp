@@ -15,15 +15,53 @@
 
 namespace sparsecast::cuda {
 
-/// Throws an Error that names `call` unless it succeeded: kUnsupported if the device or its memory does not suffice, so
-/// that a caller may fall back to the CPU, otherwise kDevice.
+/// Returns what helps against an error that means that this machine's device, driver or memory does not suffice; empty
+/// if the error says it itself, null for every other error.
+inline const char* cure_of_lack(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+    case cudaErrorNoDevice:
+      return "";
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidKernelImage:
+    case cudaErrorNoKernelImageForDevice:
+      return "this build has no code for the device: sm_80 or newer is needed, and built for "
+             "(CMAKE_CUDA_ARCHITECTURES)";
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled:
+      return "this build has only PTX for the device, which the driver cannot compile: build for the device "
+             "(CMAKE_CUDA_ARCHITECTURES), or install a newer driver";
+    case cudaErrorInsufficientDriver:
+    case cudaErrorCallRequiresNewerDriver:
+      return "install a newer driver, or build with an older CUDA toolkit";
+    case cudaErrorStubLibrary:
+      return "libcuda.so.1 is the toolkit's stub: take its folder 'stubs' out of LD_LIBRARY_PATH";
+    case cudaErrorDevicesUnavailable:
+      return "another process holds the device in exclusive mode (nvidia-smi -q -d COMPUTE)";
+    case cudaErrorSystemNotReady:
+      return "the machine's fabric manager does not run yet (systemctl status nvidia-fabricmanager)";
+    case cudaErrorSystemDriverMismatch:
+      return "libcuda.so.1 and the kernel's driver are of different versions: restart the machine, or the container "
+             "with "
+             "the host's libcuda.so.1";
+    case cudaErrorCompatNotSupportedOnDevice:
+      return "the forward-compatible libcuda.so.1 (cuda-compat) does not support this device: take its folder out of "
+             "LD_LIBRARY_PATH";
+    default:
+      return nullptr;
+  }
+}
+
+/// Throws an Error that names `call` unless it succeeded: kUnsupported if the device, its driver or its memory does not
+/// suffice, so that a caller may fall back to the CPU, otherwise kDevice.
 inline void check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // Clears the error, so that the next caller does not find it.
-  const bool lacking = result == cudaErrorMemoryAllocation || result == cudaErrorNoDevice ||
-                       result == cudaErrorInsufficientDriver || result == cudaErrorNoKernelImageForDevice;
-  throw Error(lacking ? ErrorCode::kUnsupported : ErrorCode::kDevice,
-              std::string(call) + ": " + cudaGetErrorName(result) + " (" + cudaGetErrorString(result) + ")");
+  const char* const cure = cure_of_lack(result);
+  std::string text = std::string(call) + ": " + cudaGetErrorName(result) + " (" + cudaGetErrorString(result) + ")";
+  if (cure != nullptr && *cure != '\0') text += std::string("; ") + cure;
+  throw Error(cure != nullptr ? ErrorCode::kUnsupported : ErrorCode::kDevice, text);
 }
 
 }  // namespace sparsecast::cuda

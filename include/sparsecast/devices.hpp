@@ -20,12 +20,14 @@ struct DeviceInfo {
 
 struct DeviceSurvey {
   std::vector<DeviceInfo> devices;
-  std::string why_none;     ///< Reason why there are no devices: the driver's message, or a missing CUDA runtime.
+  std::string
+      why_none;  ///< Reason why there are no devices: the driver's message, a missing CUDA runtime, or old devices.
   int runtime_version = 0;  ///< 13000 is 13.0; 0 without a CUDA runtime.
   int driver_version = 0;   ///< Newest CUDA version that the driver supports; 0 without a driver.
 };
 
-/// Returns the devices that the CUDA runtime of this build finds. Does not throw when there is no device or driver.
+/// Returns the devices of sm_80 or newer that the CUDA runtime of this build finds. Does not throw when there is no
+/// device or driver.
 SPARSECAST_API DeviceSurvey survey_devices();
 
 }  // namespace sparsecast

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "sparsecast/devices.hpp"
+
 namespace sparsecast {
 
 std::string why_driver_is_too_old(int driver_version, int runtime_version) {
@@ -13,13 +15,22 @@ std::string why_driver_is_too_old(int driver_version, int runtime_version) {
                      driver_version / 1000, driver_version % 1000 / 10, runtime_version / 1000);
 }
 
+void leave_out_old_devices(DeviceSurvey& survey) {
+  std::string old;
+  std::erase_if(survey.devices, [&](const DeviceInfo& device) {
+    if (device.major >= 8) return false;
+    old += fmt::format("{}{} is sm_{}{}", old.empty() ? "" : ", ", device.name, device.major, device.minor);
+    return true;
+  });
+  if (survey.devices.empty() && !old.empty()) survey.why_none = old + ", and the library needs sm_80 or newer";
+}
+
 }  // namespace sparsecast
 
 #ifdef SPARSECAST_HAVE_CUDART
 
 #include <cuda_runtime_api.h>
 
-#include "sparsecast/devices.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -145,14 +156,13 @@ DeviceSurvey survey_devices() {
     survey.devices.push_back({d, properties.name, uuid_text(properties.uuid), properties.totalGlobalMem,
                               properties.major, properties.minor});
   }
+  leave_out_old_devices(survey);
   return survey;
 }
 
 }  // namespace sparsecast
 
 #else
-
-#include "sparsecast/devices.hpp"
 
 namespace sparsecast {
 

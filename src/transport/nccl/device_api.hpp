@@ -43,6 +43,11 @@ class DeviceApi {
 /// Returns why a runtime finds the driver too old. Versions as CUDA counts them: 13000 is 13.0; 0 means no driver.
 std::string why_driver_is_too_old(int driver_version, int runtime_version);
 
+struct DeviceSurvey;
+/// Removes devices that the library's kernels do not run on (older than sm_80), and says so in `why_none` if none is
+/// left.
+void leave_out_old_devices(DeviceSurvey& survey);
+
 /// Returns the API of the CUDA runtime.
 DeviceApi& cuda_device_api();
 
