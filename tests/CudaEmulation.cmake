@@ -39,10 +39,10 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
   # Settings of everything that is compiled for the emulated device.
   add_library(sparsecast_emulated_settings INTERFACE)
   target_compile_definitions(sparsecast_emulated_settings INTERFACE SPARSECAST_CUDA_EMULATION)
+  target_include_directories(sparsecast_emulated_settings INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/toolkit")
   set(emulated_libraries sparsecast_emulated_settings ${test_libraries})
   if(TARGET bench_common)
-    target_include_directories(sparsecast_emulated_settings INTERFACE "${PROJECT_SOURCE_DIR}/bench"
-                                                                      "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/toolkit")
+    target_include_directories(sparsecast_emulated_settings INTERFACE "${PROJECT_SOURCE_DIR}/bench")
     list(APPEND emulated_libraries bench_common)
   endif()
 

@@ -3,7 +3,7 @@
 
 // The device that a thread works on. A context of a device takes some hundred MB there, and nearly every call of the
 // runtime makes one on the device that is current, which is 0 in a new thread: a rank that works on another device
-// makes none there.
+// makes none there. Nor may its work disturb programs that capture CUDA graphs in other threads.
 
 #include "cuda/common/runtime.hpp"
 
@@ -46,32 +46,61 @@ inline void require_not_captured(cudaStream_t stream) {
   throw Error(ErrorCode::kUsage, "the stream is being captured into a CUDA graph; end the capture before");
 }
 
+/// Sets the mode in which this thread heeds captures of streams into graphs, until it is destroyed. In the mode that
+/// threads begin with, a capture of any thread (torch.cuda.graph) lets what is potentially unsafe beside it fail, such
+/// as an allocation or the query of an event, and fails itself then. Thread-local: only captures of this thread do so;
+/// relaxed: none does.
+class CaptureModeGuard {
+ public:
+  explicit CaptureModeGuard(cudaStreamCaptureMode mode) : mode_(mode) {
+    check(cudaThreadExchangeStreamCaptureMode(&mode_), "cudaThreadExchangeStreamCaptureMode");
+  }
+  ~CaptureModeGuard() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  CaptureModeGuard(const CaptureModeGuard&) = delete;
+  CaptureModeGuard& operator=(const CaptureModeGuard&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_;  ///< Set before, and again in the end.
+};
+
 /// Makes `device` the current device of this thread. On destruction the previous one is current again, unless this
 /// process has no context there: setting it would make one.
-class DeviceGuard {
+class CurrentDeviceGuard {
  public:
-  explicit DeviceGuard(int device) : before_(current_device()), changed_(device != before_) {
+  explicit CurrentDeviceGuard(int device) : before_(current_device()), changed_(device != before_) {
     if (changed_) check(cudaSetDevice(device), "cudaSetDevice");
   }
-  /// For work on `stream`, one of the device's: throws Error{kUsage} while it is being captured.
-  DeviceGuard(int device, cudaStream_t stream) : DeviceGuard(device) { require_not_captured(stream); }
-  ~DeviceGuard() {
+  ~CurrentDeviceGuard() {
     if (changed_ && has_context(before_)) static_cast<void>(cudaSetDevice(before_));
   }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  CurrentDeviceGuard(const CurrentDeviceGuard&) = delete;
+  CurrentDeviceGuard& operator=(const CurrentDeviceGuard&) = delete;
 
  private:
   int before_;
   bool changed_;
 };
 
-/// Calls `release` on `device`, from a destructor in whatever thread it runs. A failure cannot be handled there, and
-/// the next call of the runtime reports it again.
+/// Lets this thread work on `device` until it is destroyed: the device is current, and captures of other threads
+/// neither hinder nor suffer.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device, cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)
+      : device_(device), mode_(mode) {}
+  /// For work on `stream`, one of the device's: throws Error{kUsage} while it is being captured.
+  DeviceGuard(int device, cudaStream_t stream) : DeviceGuard(device) { require_not_captured(stream); }
+
+ private:
+  CurrentDeviceGuard device_;  ///< First, because the mode's calls may make a context, too.
+  CaptureModeGuard mode_;
+};
+
+/// Calls `release` on `device`, from a destructor in whatever thread it runs, even in the midst of a capture. A failure
+/// cannot be handled there, and the next call of the runtime reports it again.
 template <class Release>
 void release_on(int device, const Release& release) noexcept {
   try {
-    const DeviceGuard guard(device);
+    const DeviceGuard guard(device, cudaStreamCaptureModeRelaxed);
     static_cast<void>(release());
   } catch (const Error&) {
   }

@@ -15,8 +15,9 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, cudaStream_t stream,
             Arguments&&... arguments) {
 #if defined(SPARSECAST_CUDA_EMULATION)
-  emulation::launch_grid(stream, ctas, threads, reinterpret_cast<const void*>(kernel),
-                         [kernel, arguments...] { kernel(arguments...); });
+  check(emulation::launch_grid(stream, ctas, threads, reinterpret_cast<const void*>(kernel),
+                               [kernel, arguments...] { kernel(arguments...); }),
+        "cudaLaunchKernelEx");
 #else
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(ctas);
@@ -32,7 +33,7 @@ void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, cons
             Arguments&&... arguments) {
   if (!device.loads_only) return launch(kernel, ctas, threads, device.stream, std::forward<Arguments>(arguments)...);
 #if defined(SPARSECAST_CUDA_EMULATION)
-  emulation::count_load(reinterpret_cast<const void*>(kernel));
+  check(emulation::load_kernel(reinterpret_cast<const void*>(kernel)), "cudaFuncGetAttributes");
 #else
   cudaFuncAttributes attributes{};
   check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), "cudaFuncGetAttributes");

@@ -57,6 +57,7 @@ std::string name_of_setting(const testing::TestParamInfo<ShardedSetting>& settin
 }
 
 DeviceStorage::DeviceStorage(const LocalStorage& tensors) {
+  const cuda::DeviceGuard guard(cuda::current_device());
   for (const auto& tensor : tensors) {
     memory_.emplace_back(tensor.size());
     sizes_.push_back(tensor.size());
@@ -71,6 +72,7 @@ std::vector<void*> DeviceStorage::pointers() const {
 }
 
 void DeviceStorage::write(const LocalStorage& tensors) {
+  const cuda::DeviceGuard guard(cuda::current_device());
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     cuda::copy_async(memory_[t].as(), tensors[t].data(), sizes_[t], cudaMemcpyHostToDevice, nullptr);
   }
@@ -78,6 +80,7 @@ void DeviceStorage::write(const LocalStorage& tensors) {
 }
 
 LocalStorage DeviceStorage::read() const {
+  const cuda::DeviceGuard guard(cuda::current_device());
   LocalStorage tensors;
   for (std::size_t t = 0; t < memory_.size(); ++t) {
     tensors.push_back(sizes_[t] == 0 ? LocalStorage::value_type() : read_device(memory_[t].as(), sizes_[t], nullptr));

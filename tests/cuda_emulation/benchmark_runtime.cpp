@@ -21,7 +21,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  *properties = {"emulated", std::size_t{1} << 30, 9, 0, 2, 1 << 20};
+  *properties = {"emulated", {}, std::size_t{1} << 30, 9, 0, 2, 1 << 20};
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSetLimit(cudaLimit, std::size_t) { return cudaSuccess; }

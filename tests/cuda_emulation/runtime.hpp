@@ -39,7 +39,11 @@ struct CUevent_st {
 using cudaEvent_t = CUevent_st*;
 
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1 };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1 };
+enum cudaStreamCaptureMode {
+  cudaStreamCaptureModeGlobal = 0,
+  cudaStreamCaptureModeThreadLocal = 1,
+  cudaStreamCaptureModeRelaxed = 2
+};
 
 enum cudaError_t {
   cudaSuccess = 0,
@@ -64,7 +68,10 @@ enum cudaError_t {
   cudaErrorSystemDriverMismatch = 803,
   cudaErrorCompatNotSupportedOnDevice = 804,
   cudaErrorStreamCaptureUnsupported = 900,
-  cudaErrorStreamCaptureUnjoined = 904
+  cudaErrorStreamCaptureInvalidated = 901,
+  cudaErrorStreamCaptureUnjoined = 904,
+  cudaErrorCapturedEvent = 907,
+  cudaErrorStreamCaptureWrongThread = 908
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum cudaDeviceAttr {
@@ -77,8 +84,17 @@ enum cudaDeviceAttr {
 };
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0 };
 enum cudaLimit { cudaLimitMaxL2FetchGranularity = 5 };
+struct cudaUUID_t {
+  char bytes[16];
+};
+enum cudaMemoryType { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
+};
 struct cudaDeviceProp {
   char name[256];
+  cudaUUID_t uuid;
   std::size_t totalGlobalMem;
   int major, minor;
   int multiProcessorCount;
@@ -110,6 +126,8 @@ cudaError_t cudaMalloc(void** at, std::size_t bytes);
 cudaError_t cudaFree(void* at);
 /// Says what free_memory() has set.
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total);
+/// All memory that is not pinned counts as the current device's.
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* at);
 cudaError_t cudaMallocHost(void** at, std::size_t bytes);
 cudaError_t cudaFreeHost(void* at);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
@@ -127,8 +145,11 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+/// Until the capture ends, calls that it forbids fail and invalidate it. CUDA names no list of those, only "potentially
+/// unsafe" ones; here they are those that allocate or free, those by which the host waits, and loading a kernel.
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
-/// Refuses a capture in which the first stream does not wait for all that others do.
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode);
+/// Refuses a capture in which the first stream does not wait for all that others do, and one that was invalidated.
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
@@ -195,9 +216,10 @@ bool has_context(int device);
 void forget_contexts();
 
 /// Runs a kernel on a grid for a stream, or captures it, and counts the launch.
-void launch_grid(cudaStream_t stream, unsigned ctas, unsigned threads, const void* kernel, std::function<void()> call);
-/// Counts that a kernel was loaded.
-void count_load(const void* kernel);
+cudaError_t launch_grid(cudaStream_t stream, unsigned ctas, unsigned threads, const void* kernel,
+                        std::function<void()> call);
+/// Notes that a kernel was loaded.
+cudaError_t load_kernel(const void* kernel);
 /// Delays the copies of this thread as long as CUDA may: until the host queries a stream, a launch, or the release of
 /// memory. A copy that the program orders wrongly then has wrong bytes. False ends it.
 void defer_copies(bool defer);

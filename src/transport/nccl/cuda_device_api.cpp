@@ -42,6 +42,20 @@ void check(cudaError_t code, const char* call) {
   throw Error(ErrorCode::kDevice, fmt::format("{}: {} ({})", call, cudaGetErrorString(code), cudaGetErrorName(code)));
 }
 
+/// While it lives, no capture of a CUDA graph hinders this thread's calls or is invalidated by them, not even one of
+/// this thread, in which a destructor may run: all that the calls below touch is the transport's own. Not the guard of
+/// cuda/common, which test programs have once more, over the emulated runtime.
+class BesideCaptures {
+ public:
+  BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 std::string uuid_text(const cudaUUID_t& uuid) {
   std::string text = "GPU-";
   for (int i = 0; i < 16; ++i) {
@@ -72,30 +86,44 @@ class CudaDeviceApi final : public DeviceApi {
   }
 
   void* allocate(std::uint64_t bytes) override {
+    const BesideCaptures guard;
     void* pointer = nullptr;
     check(cudaMalloc(&pointer, bytes), "cudaMalloc");
     return pointer;
   }
-  void free(void* d_pointer) noexcept override { cudaFree(d_pointer); }
+  void free(void* d_pointer) noexcept override {
+    const BesideCaptures guard;
+    cudaFree(d_pointer);
+  }
   void* allocate_host(std::uint64_t bytes) override {
+    const BesideCaptures guard;
     void* pointer = nullptr;
     check(cudaMallocHost(&pointer, bytes), "cudaMallocHost");
     return pointer;
   }
-  void free_host(void* h_pointer) noexcept override { cudaFreeHost(h_pointer); }
+  void free_host(void* h_pointer) noexcept override {
+    const BesideCaptures guard;
+    cudaFreeHost(h_pointer);
+  }
 
   void* create_stream() override {
     cudaStream_t stream = nullptr;
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     return stream;
   }
-  void destroy_stream(void* stream) noexcept override { cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }
+  void destroy_stream(void* stream) noexcept override {
+    const BesideCaptures guard;
+    cudaStreamDestroy(static_cast<cudaStream_t>(stream));
+  }
   void* create_event() override {
     cudaEvent_t event = nullptr;
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     return event;
   }
-  void destroy_event(void* event) noexcept override { cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
+  void destroy_event(void* event) noexcept override {
+    const BesideCaptures guard;
+    cudaEventDestroy(static_cast<cudaEvent_t>(event));
+  }
   void record(void* event, void* stream) override {
     check(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)), "cudaEventRecord");
   }
@@ -104,6 +132,7 @@ class CudaDeviceApi final : public DeviceApi {
           "cudaStreamWaitEvent");
   }
   bool finished(void* event) override {
+    const BesideCaptures guard;
     const cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
     if (code == cudaErrorNotReady) {
       cudaGetLastError();  // Kept as an error, although it is none.
