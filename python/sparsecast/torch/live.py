@@ -13,6 +13,7 @@ from .._core import ControlChannel, Layout, ShardedPublisher, ShardedReport
 from ..buffers import describe
 from ..errors import UsageError
 from ..transports import Log, Transport
+from .channel_thread import Result, run_in_channel_thread
 from .report import PublishReport, TensorReport
 from .shards import LocalShards
 from .streams import StreamOrder
@@ -83,7 +84,8 @@ class LiveEnd:
         self._world = self._transport.open(self._rank)
         # The base of the first group is the weights as they are now: engines are compared with them, or seeded.
         self._refresh(ready)
-        self.publisher.regroup(self._world, channels=self._transport.channels, timeout=self._transport.timeout)
+        world, meeting = self._world, self._transport
+        self._in_channels(lambda: self.publisher.regroup(world, channels=meeting.channels, timeout=meeting.timeout))
         self._met = True
 
     def publish(
@@ -98,8 +100,9 @@ class LiveEnd:
             self._refresh(ready)
         prepared = time.perf_counter()
         assert self._transport is not None
+        timeout = self._transport.timeout
         try:
-            sent = self.publisher.sync(self._transport.timeout)
+            sent = self._in_channels(lambda: self.publisher.sync(timeout))
         except BaseException:  # KeyboardInterrupt, too, leaves the group broken.
             self._met = False
             raise
@@ -123,6 +126,15 @@ class LiveEnd:
             ),
             codecs={name: count for name, count in sent.blocks_by_codec.items() if count},
         )
+
+    def _in_channels(self, work: Callable[[], Result]) -> Result:
+        """Runs ``work``, which uses the channels, in the thread that they belong to: publish() may be called in any."""
+        world = self._world
+        assert self._transport is not None and not isinstance(self._transport, Log) and world is not None
+        if self._transport.channels != "nccl":
+            return work()
+        device = self._shards.tensors[0].device if self._shards.tensors else torch.device("cpu")
+        return run_in_channel_thread(device, work, lambda: world.abort("interrupted by a signal"))
 
     def _refresh(self, ready: torch.cuda.Event | None) -> None:
         """Updates the tensors on the stream of the publisher, after the work that the caller had enqueued at ``ready``.

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one thread of the process that uses the NCCL channels of a device."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+_lock = threading.Lock()
+# By process, because a forked child has no threads, and device.
+_threads: dict[tuple[int, int], concurrent.futures.ThreadPoolExecutor] = {}
+
+
+def _thread_of(device: int) -> concurrent.futures.ThreadPoolExecutor:
+    with _lock:
+        key = (os.getpid(), device)
+        if key not in _threads:
+            # A new thread is on device 0, where whatever asks for the current device would make a context.
+            begin = torch.cuda.set_device if torch.cuda.is_available() else _no_device
+            _threads[key] = concurrent.futures.ThreadPoolExecutor(1, f"sparsecast-nccl-{device}", begin, (device,))
+        return _threads[key]
+
+
+def _no_device(device: int) -> None:
+    del device
+
+
+def run_in_channel_thread(device: torch.device, work: Callable[[], Result], end: Callable[[], None]) -> Result:
+    """Returns what ``work`` returns in the thread of the NCCL channels of ``device``; raises what it raises.
+
+    All publishers of a device share that thread, because NCCL wants one thread for each device. For tensors of the
+    host, the device is the current one. ``end`` makes a ``work`` that waits for other ranks fail: it is called when the
+    wait for it is interrupted, by Ctrl-C for example, before that is raised.
+    """
+    number = device.index if device.type == "cuda" else None
+    if number is None:
+        number = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    future = _thread_of(number).submit(work)
+    try:
+        return future.result()
+    except BaseException:
+        if not future.done():
+            end()
+            if not future.cancel():
+                concurrent.futures.wait([future])
+        raise
