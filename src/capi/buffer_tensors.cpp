@@ -55,7 +55,7 @@ BufferTensors::BufferTensors(const TensorTable& table, const std::vector<void*>&
   device_.deadline = std::chrono::milliseconds(comm.config().timeout_ms);
   refs_ = refs_to(table, data, device_.device);
   api_ = comm.device_api();
-  api_->use_device(device_.device);
+  const DeviceApiGuard guard(*api_, device_.device);
   for (std::size_t t = 0; t < refs_.size(); ++t) {
     if (refs_[t].bytes() != 0 && !api_->holds(refs_[t].data, device_.device)) {
       throw Error(ErrorCode::kUsage,
@@ -66,18 +66,20 @@ BufferTensors::BufferTensors(const TensorTable& table, const std::vector<void*>&
 }
 
 BufferTensors::~BufferTensors() {
-  if (ready_ != nullptr) api_->destroy_event(ready_);
+  if (ready_ != nullptr) release_on(*api_, device_.device, [this] { api_->destroy_event(ready_); });
 }
 
 void BufferTensors::begin_behind(CUstream_st* stream) {
   if (api_ == nullptr) return;
-  api_->use_device(device_.device);
+  const DeviceApiGuard guard(*api_, device_.device);
   api_->record(ready_, stream);
 }
 
 void BufferTensors::wait_until_ready() const {
+  if (api_ == nullptr) return;
+  const DeviceApiGuard guard(*api_, device_.device);
   const Deadline deadline = steady_clock::now() + device_.deadline;
-  while (api_ != nullptr && !api_->finished(ready_)) {
+  while (!api_->finished(ready_)) {
     if (steady_clock::now() >= deadline) {
       throw Error(ErrorCode::kTimeout, "what was on the stream before did not end by the deadline");
     }

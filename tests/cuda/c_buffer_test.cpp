@@ -34,6 +34,7 @@ class MixedDevice final : public DeviceApi {
 
   int current_device() override { return inner_.current_device(); }
   void use_device(int device) override { inner_.use_device(device); }
+  bool has_context(int device) override { return inner_.has_context(device); }
   std::string uuid(int device) override { return inner_.uuid(device); }
   bool holds(const void* d_pointer, int) override { return d_pointer != foreign; }
   void* allocate(std::uint64_t bytes) override { return inner_.allocate(bytes); }

@@ -65,7 +65,20 @@ thread_local int device_of_thread = 0;
 }  // namespace
 
 int FakeDevice::device_in_use() { return device_of_thread; }
-void FakeDevice::use_device(int device) { device_of_thread = device; }
+void FakeDevice::use_device(int device) {
+  device_of_thread = device;
+  make_context();
+}
+
+void FakeDevice::make_context() {
+  const std::lock_guard lock(mutex_);
+  contexts_.insert(device_of_thread);
+}
+
+std::set<int> FakeDevice::contexts() {
+  const std::lock_guard lock(mutex_);
+  return contexts_;
+}
 
 void FakeDevice::enqueue(void* stream, std::function<void()> task) {
   static_cast<Stream*>(stream)->push(std::move(task));
@@ -89,6 +102,7 @@ void FakeDevice::close() {
 }
 
 void* FakeDevice::allocate(std::uint64_t bytes) {
+  make_context();
   may_fail();
   ++allocated_;
   auto* const block = new std::byte[bytes];
@@ -98,6 +112,7 @@ void* FakeDevice::allocate(std::uint64_t bytes) {
 }
 
 void FakeDevice::free(void* pointer) noexcept {
+  make_context();
   --allocated_;
   {
     const std::lock_guard lock(mutex_);
@@ -114,6 +129,7 @@ std::uint64_t FakeDevice::held_bytes(int device) {
 }
 
 void* FakeDevice::create_stream() {
+  make_context();
   auto* const stream = new Stream;
   const std::lock_guard lock(mutex_);
   streams_.insert(stream);
@@ -121,6 +137,7 @@ void* FakeDevice::create_stream() {
 }
 
 void FakeDevice::destroy_stream(void* stream) noexcept {
+  make_context();
   {
     const std::lock_guard lock(mutex_);
     streams_.erase(stream);
@@ -128,10 +145,17 @@ void FakeDevice::destroy_stream(void* stream) noexcept {
   delete static_cast<Stream*>(stream);
 }
 
-void* FakeDevice::create_event() { return new Event(std::make_shared<Record>()); }
-void FakeDevice::destroy_event(void* event) noexcept { delete static_cast<Event*>(event); }
+void* FakeDevice::create_event() {
+  make_context();
+  return new Event(std::make_shared<Record>());
+}
+void FakeDevice::destroy_event(void* event) noexcept {
+  make_context();
+  delete static_cast<Event*>(event);
+}
 
 void FakeDevice::record(void* event, void* stream) {
+  make_context();
   may_fail();
   const Event record = event_of(event) = std::make_shared<Record>();
   if (!knows(stream)) {
@@ -142,6 +166,7 @@ void FakeDevice::record(void* event, void* stream) {
 }
 
 void FakeDevice::wait(void* stream, void* event) {
+  make_context();
   may_fail();
   const auto pass = [this, record = event_of(event)] {
     while (!record->finished && !closing_) std::this_thread::sleep_for(100us);
@@ -154,12 +179,14 @@ void FakeDevice::wait(void* stream, void* event) {
 }
 
 bool FakeDevice::finished(void* event) {
+  make_context();
   const Event record = event_of(event);
   if (!record->waited_for.exchange(true)) ++host_waits_;
   return record->finished;
 }
 
 void FakeDevice::copy_to_device(void* to, const void* from, std::uint64_t bytes, void* stream) {
+  make_context();
   may_fail();
   enqueue(stream, [=] { std::memcpy(to, from, bytes); });
 }

@@ -30,9 +30,13 @@ class FakeDevice final : public DeviceApi {
   static int device_in_use();
   /// Returns the bytes of device and pinned memory that were allocated while `device` was the current one.
   std::uint64_t held_bytes(int device);
+  /// Returns the devices on which a context was made: by setting it, and by nearly every call while it was the current
+  /// one.
+  std::set<int> contexts();
 
   int current_device() override { return device_in_use(); }
   void use_device(int device) override;
+  bool has_context(int device) override { return contexts().count(device) != 0; }
   bool holds(const void*, int) override { return true; }
   std::string uuid(int device) override;
   void* allocate(std::uint64_t bytes) override;
@@ -58,6 +62,7 @@ class FakeDevice final : public DeviceApi {
   };
 
   bool knows(void* stream);
+  void make_context();
   void may_fail() const;
 
   const std::set<int>& same_gpu_;
@@ -67,6 +72,7 @@ class FakeDevice final : public DeviceApi {
   std::atomic<bool> closing_{false};
   std::mutex mutex_;
   std::set<void*> streams_;
+  std::set<int> contexts_;
   std::map<void*, Block> blocks_;  ///< Memory that is not freed.
 };
 

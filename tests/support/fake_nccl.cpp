@@ -3,6 +3,8 @@
 
 #include "tests/support/fake_nccl.hpp"
 
+#include <algorithm>
+
 #include "core/unstopped_work.hpp"
 #include "tests/support/fake_nccl_state.hpp"
 
@@ -35,6 +37,7 @@ ncclResult_t end_group() {
   if (current->state().call_fails()) group.failure = ncclSystemError;
   if (--group.depth > 0) return group.failure;
   const Group ended = std::exchange(group, {});
+  if (!ended.broadcasts.empty()) ++current->counts.groups;
   return ended.failure == ncclSuccess ? current->state().end_group(ended.broadcasts) : ended.failure;
 }
 
@@ -57,14 +60,15 @@ void fill_optional(NcclFunctions& f) {
     current->device().free(pointer);
     return ncclSuccess;
   };
-  f.comm_register = [](ncclComm_t, void* pointer, size_t, void** handle) {
+  f.comm_register = [](ncclComm_t communicator, void* pointer, size_t, void** handle) {
+    current->state().check_ready(communicator, "ncclCommRegister");
     if (current->faults.no_register.count(FakeDevice::device_in_use()) != 0) return ncclSystemError;
     ++current->counts.registrations;
     *handle = pointer;
     return ncclSuccess;
   };
   f.comm_deregister = [](ncclComm_t communicator, void*) {
-    if (of(communicator)->freed) misuse("ncclCommDeregister on a freed communicator");
+    current->state().check_call(communicator, "ncclCommDeregister");
     ++current->counts.deregistrations;
     return ncclSuccess;
   };
@@ -73,25 +77,29 @@ void fill_optional(NcclFunctions& f) {
     return current->state().init(out, size, ids[0], rank, config);
   };
   f.comm_shrink = [](ncclComm_t communicator, int* lost, int count, ncclComm_t* out, ncclConfig_t*, int flags) {
+    current->state().check_ready(communicator, "ncclCommShrink");
     ++current->counts.shrinks;
-    return current->state().shrink(of(communicator), {lost, static_cast<std::size_t>(count)}, out, flags);
+    return current->state().shrink(*of(communicator), {lost, static_cast<std::size_t>(count)}, out, flags);
   };
   f.comm_revoke = [](ncclComm_t communicator, int) {
+    // It would free the job that is still to be completed.
+    current->state().check_ready(communicator, "ncclCommRevoke");
     ++current->counts.revokes;
     current->state().stop(communicator, false);
     return ncclInProgress;
   };
   f.comm_grow = [](ncclComm_t communicator, int size, const ncclUniqueId* id, int rank, ncclComm_t* out,
                    ncclConfig_t* config) {
+    if (communicator != nullptr) current->state().check_ready(communicator, "ncclCommGrow");
     ++current->counts.grows;
-    if (communicator == nullptr) return current->state().init(out, size, *id, rank, config);
-    const std::lock_guard lock(current->state().mutex);
-    // Only the root is given the id; the fake's others find the newest.
-    return current->state().derive(of(communicator), current->state().worlds->newest_id(), size, of(communicator)->rank,
-                                   out);
+    return current->state().grow(of(communicator), size, id, rank, out, config);
   };
-  f.comm_get_unique_id = [](ncclComm_t, ncclUniqueId* id) {
+  f.comm_get_unique_id = [](ncclComm_t communicator, ncclUniqueId* id) {
+    current->state().check_ready(communicator, "ncclCommGetUniqueId");
     *id = new_id();
+    std::uint64_t number = 0;
+    std::memcpy(&number, id->internal, sizeof(number));
+    if (!current->faults.growth_is_lost) of(communicator)->world->offer_growth(number);
     return ncclSuccess;
   };
 }
@@ -107,29 +115,25 @@ void fill_required(NcclFunctions& f) {
     return current->state().init(out, size, id, rank, config);
   };
   f.comm_split = [](ncclComm_t communicator, int color, int key, ncclComm_t* out, ncclConfig_t*) {
+    current->state().check_ready(communicator, "ncclCommSplit");
     ++current->counts.splits;
-    const std::lock_guard lock(current->state().mutex);
-    Communicator* const parent = of(communicator);
-    const std::uint64_t number = parent->splits++;
-    parent->world->choose(number, parent->rank, {color, key});
-    if (color < 0) return ncclSuccess;
-    parent->child = out;
-    parent->unanswered = number;
-    return ncclInProgress;
+    return current->state().split(*of(communicator), color, key, out);
   };
-  f.comm_finalize = [](ncclComm_t) { return ncclSuccess; };
+  f.comm_finalize = [](ncclComm_t communicator) {
+    current->state().check_ready(communicator, "ncclCommFinalize");
+    return ncclSuccess;
+  };
   f.comm_destroy = [](ncclComm_t communicator) {
+    current->state().check_ready(communicator, "ncclCommDestroy");
     ++current->counts.destroys;
     current->state().stop(communicator, true);
     return ncclSuccess;
   };
   f.comm_abort = [](ncclComm_t communicator) {
+    current->state().check_call(communicator, "ncclCommAbort");
     ++current->counts.aborts;
-    if (FakeDevice::device_in_use() != of(communicator)->device) {
-      misuse("ncclCommAbort in a thread that is on another device, where it would make a context");
-    }
     if (current->faults.hanging_bytes != 0) return hang();
-    current->state().stop(communicator, true);
+    current->state().abort(communicator);
     return ncclSuccess;
   };
   f.comm_get_async_error = [](ncclComm_t communicator, ncclResult_t* state) {
@@ -142,13 +146,18 @@ void fill_required(NcclFunctions& f) {
   f.broadcast = [](const void*, void* data, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
                    cudaStream_t stream) {
     if (type != ncclInt8 && type != ncclUint8) misuse("not bytes");
-    const bool grouped = group.depth > 0;
-    const ncclResult_t result = current->state().call_fails()
-                                    ? ncclSystemError
-                                    : current->state().broadcast(communicator, data, count, root, stream,
-                                                                 grouped ? &group.broadcasts : nullptr);
-    if (grouped && result != ncclSuccess) group.failure = result;
-    return result;
+    if (current->state().call_fails()) {
+      if (group.depth > 0) group.failure = ncclSystemError;
+      return ncclSystemError;
+    }
+    if (group.depth > 0) {
+      const ncclResult_t result = current->state().broadcast(communicator, data, count, root, stream, group.broadcasts);
+      if (result != ncclSuccess) group.failure = result;
+      return result;
+    }
+    std::vector<Broadcast> alone;
+    const ncclResult_t result = current->state().broadcast(communicator, data, count, root, stream, alone);
+    return result == ncclSuccess ? current->state().end_group(alone) : result;
   };
   f.group_start = [] {
     if (current->state().call_fails()) return ncclSystemError;
@@ -170,6 +179,7 @@ FakeNccl::FakeNccl(std::unique_ptr<Worlds> worlds) : state_(std::make_unique<Sta
 FakeNccl::~FakeNccl() {
   state_->closing = true;
   while (state_->hanging != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  state_->jobs.clear();
   state_->device.close();
   free_device_memory_again();  // No work is left.
   current = nullptr;
@@ -182,10 +192,29 @@ std::string FakeNccl::misuses() const {
   return text;
 }
 
+bool FakeNccl::settled_after(int broadcasts) const {
+  const std::lock_guard lock(state_->mutex);
+  return counts.broadcasts == broadcasts && std::ranges::none_of(state_->communicators, [](const auto& c) {
+           return !c->freed && (c->launching || c->job);
+         });
+}
+
+int FakeNccl::living() const {
+  const std::lock_guard lock(state_->mutex);
+  return static_cast<int>(std::ranges::count_if(state_->communicators, [](const auto& c) { return !c->freed; }));
+}
+
 void FakeNccl::fail_call(int device, int call) {
   state_->failed = false;
   state_->calls_left = call;
   state_->failing_device = device;
+}
+
+void FakeNccl::kill(int rank) {
+  const std::lock_guard lock(state_->mutex);
+  for (const auto& communicator : state_->communicators) {
+    if (communicator->rank == rank && !communicator->freed) communicator->world->leave(rank);
+  }
 }
 
 bool FakeNccl::call_has_failed() const { return state_->failed; }

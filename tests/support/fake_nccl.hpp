@@ -5,9 +5,10 @@
 // is a thread with a queue, a broadcast is done when every rank has issued it. Faults are injected by rank. What NCCL
 // leaves undefined (calls on a freed communicator, another thread, ranks that disagree) is kept in misuses().
 //
-// A group of calls does nothing before its end, and then only when the caller has polled every communicator in it once:
-// it is launched in the background. The broadcasts of one communicator run at once, and the communicators one after the
-// other, in an order that is the same on all ranks.
+// A group of calls, or one outside of a group, does nothing before its end, and then only when the caller has polled
+// every communicator in it once: it is launched in the background. A communicator that is made of another one is made
+// by a thread of its own, which writes it where the caller has said, also after a failure. The broadcasts of one
+// communicator run at once, and the communicators one after the other, in an order that is the same on all ranks.
 
 #ifdef SPARSECAST_HAVE_NCCL
 
@@ -29,6 +30,11 @@ struct FakeFaults {
   std::set<int> no_mem_alloc;  ///< Devices on which ncclMemAlloc fails.
   std::set<int> no_register;   ///< Devices... of ranks on which ncclCommRegister fails.
   bool init_hangs = false;
+  bool derivation_hangs = false;  ///< No split, shrink or growth ends but by an abort.
+  bool growth_is_lost = false;    ///< The coordinator's id never reaches the other ranks.
+  bool remote_errors = false;     ///< A communicator of which a rank is killed fails, as over sockets.
+  /// Communicators say so often that they are in progress, after each call. May be set at any time.
+  std::atomic<int> busy_polls{0};
   /// May be set at any time: broadcasts of so many bytes never arrive, and ncclCommAbort comes back with the fake's end
   /// only. 0: none.
   std::atomic<std::uint64_t> hanging_bytes{0};
@@ -64,6 +70,12 @@ class FakeNccl {
   /// device.
   void fail_call(int device, int call);
   bool call_has_failed() const;
+  /// Closes the connections of the rank's communicators, as the death of its process does.
+  void kill(int rank);
+  /// Returns whether so many broadcasts were issued and no communicator has anything in progress on the host.
+  bool settled_after(int broadcasts) const;
+  /// Returns the number of communicators that were neither destroyed nor aborted.
+  int living() const;
   /// Returns the undefined uses of NCCL by the channels; tests expect none.
   std::string misuses() const;
 

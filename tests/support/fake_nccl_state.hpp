@@ -38,10 +38,18 @@ struct Launch {
   std::set<Communicator*> not_polled;
 };
 
+/// A thread of NCCL's own that makes a communicator. It writes it where the caller has said, late, and also when it is
+/// aborted.
+struct Job {
+  ncclComm_t* out = nullptr;
+  std::atomic<bool> aborted{false};
+  std::atomic<bool> done{false};
+};
+
 struct Communicator {
   std::shared_ptr<World> world;
   int rank = 0;
-  int device = FakeDevice::device_in_use();
+  int device = 0;
   std::uint64_t issued = 0;
   std::uint64_t launches = 0;
   std::shared_ptr<Launch> launching;
@@ -49,12 +57,15 @@ struct Communicator {
   bool stopped = false;
   bool freed = false;
   std::thread::id issuer;
-  // A communicator that is being made of this one appears here when all its ranks have asked for it.
-  ncclComm_t* child = nullptr;
-  std::shared_ptr<World> child_world;
-  int child_rank = 0;
-  std::uint64_t splits = 0;                 ///< Number of splits that it took part in.
-  std::optional<std::uint64_t> unanswered;  ///< The number of one that not all ranks have asked for yet.
+  std::shared_ptr<Job> job;  ///< That makes a communicator of this one, or, in a growth, this one.
+  int busy_polls = 0;        ///< So often it still says that it is in progress.
+  std::uint64_t splits = 0;  ///< Number of splits that it took part in.
+};
+
+/// What a rank is in a communicator.
+struct Place {
+  std::shared_ptr<World> world;
+  int rank = 0;
 };
 
 inline Communicator* of(ncclComm_t handle) { return reinterpret_cast<Communicator*>(handle); }
@@ -79,7 +90,8 @@ struct FakeNccl::State {
   std::mutex mutex;
   std::vector<std::unique_ptr<Communicator>> communicators;  ///< Freed ones too: a use of them is noticed.
   std::atomic<bool> closing{false};
-  std::atomic<int> hanging{0};  ///< Threads in an abort that hangs.
+  std::atomic<int> hanging{0};     ///< Threads in a call that waits.
+  std::vector<std::jthread> jobs;  ///< They end with the fake.
 
   std::mutex misuse_mutex;
   std::vector<std::string> misuses;
@@ -88,11 +100,12 @@ struct FakeNccl::State {
     misuses.push_back(what);
   }
 
-  Communicator* add(std::shared_ptr<World> world, int rank) {
-    world->join(rank);
+  /// Requires the lock.
+  Communicator* add(std::shared_ptr<World> world, int rank, int device_of_rank) {
     communicators.push_back(std::make_unique<Communicator>());
     communicators.back()->world = std::move(world);
     communicators.back()->rank = rank;
+    communicators.back()->device = device_of_rank;
     return communicators.back().get();
   }
 
@@ -165,7 +178,6 @@ struct FakeNccl::State {
   ncclResult_t end_group(std::vector<Broadcast> broadcasts) {
     const std::lock_guard lock(mutex);
     if (broadcasts.empty()) return ncclSuccess;
-    ++fake.counts.groups;
     for (const Broadcast& a : broadcasts) {
       for (const Broadcast& b : broadcasts) {
         const bool apart =
@@ -178,37 +190,42 @@ struct FakeNccl::State {
     for (const Broadcast& broadcast : launch->broadcasts) {
       launch->not_polled.insert(broadcast.communicator);
       broadcast.communicator->launching = launch;
+      ++fake.counts.broadcasts;
+      broadcast.communicator->busy_polls = fake.faults.busy_polls;
     }
     return ncclInProgress;
   }
 
+  /// Puts a broadcast into a group of calls.
   ncclResult_t broadcast(ncclComm_t handle, void* data, std::size_t bytes, int root, cudaStream_t stream,
-                         std::vector<Broadcast>* group) {
+                         std::vector<Broadcast>& group) {
+    check_ready(handle, "ncclBroadcast");
     Communicator* const communicator = of(handle);
     const std::lock_guard lock(mutex);
-    if (communicator->freed) misuse("ncclBroadcast on a freed communicator");
     if (communicator->stopped) return ncclInvalidUsage;
-    if (communicator->launching) misuse("a communicator is used before it is settled");
     if (communicator->issuer == std::thread::id{}) communicator->issuer = std::this_thread::get_id();
     if (communicator->issuer != std::this_thread::get_id()) misuse("two threads issue");
     const Broadcast broadcast{
         communicator, communicator->issued++, {static_cast<std::byte*>(data), bytes}, root, stream};
-    ++fake.counts.broadcasts;
     if (communicator->rank == fake.faults.async_error_rank &&
         communicator->issued > static_cast<std::uint64_t>(fake.faults.healthy_broadcasts)) {
       communicator->async_error = ncclRemoteError;
     }
-    if (group != nullptr) {
-      group->push_back(broadcast);
-    } else {
-      launch({broadcast});
-    }
+    group.push_back(broadcast);
     return ncclSuccess;
   }
 
-  /// Returns whether the communicator is settled. The group that it is in is launched by the first poll of the last
-  /// one.
+  /// Returns whether no job and no launch of it is in progress. The group that it is in is launched by the first poll
+  /// of the last one. Requires the lock.
   bool poll(Communicator& communicator) {
+    if (communicator.job) {
+      if (!communicator.job->done) return false;
+      communicator.job.reset();
+    }
+    if (communicator.busy_polls > 0) {
+      --communicator.busy_polls;
+      return false;
+    }
     if (!communicator.launching) return true;
     Launch& launching = *communicator.launching;
     const bool first = launching.not_polled.erase(&communicator) != 0;
@@ -221,48 +238,122 @@ struct FakeNccl::State {
     return true;
   }
 
+  /// Begins a job that makes a communicator when `find` knows its place and all its ranks are there; it belongs to
+  /// `owner`, which is in progress until then. Requires the lock.
+  ncclResult_t begin_job(Communicator& owner, ncclComm_t* out, std::function<std::optional<Place>()> find) {
+    owner.busy_polls = fake.faults.busy_polls;
+    owner.job = std::make_shared<Job>();
+    owner.job->out = out;
+    jobs.emplace_back([this, parent = owner.world, at = owner.device, job = owner.job, find = std::move(find)] {
+      std::optional<Place> place;
+      while (!job->aborted && !closing && !(place && place->world->all_joined() && !fake.faults.derivation_hangs)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (!place && (place = find())) place->world->join(place->rank);
+      }
+      if (!job->aborted && closing) return;  // Nobody has stopped it, so nobody keeps what it would write to.
+      if (job->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      {
+        const std::lock_guard lock(mutex);
+        Communicator* const made = add(place ? place->world : parent, place ? place->rank : 0, at);
+        if (job->aborted) made->async_error = ncclInternalError;
+        std::atomic_ref(*job->out).store(handle_of(made));
+      }
+      job->done = true;
+    });
+    return ncclInProgress;
+  }
+
   ncclResult_t init(ncclComm_t* out, int size, const ncclUniqueId& id, int rank, const ncclConfig_t* config) {
     if (config->blocking != 0) misuse("a blocking communicator");
     const std::lock_guard lock(mutex);
     std::uint64_t number = 0;
     std::memcpy(&number, id.internal, sizeof(number));
-    *out = handle_of(add(worlds->of(number, size), rank));
+    Communicator* const made = add(worlds->of(number, size), rank, FakeDevice::device_in_use());
+    made->world->join(rank);
+    made->busy_polls = fake.faults.busy_polls;
+    *out = handle_of(made);
     return ncclInProgress;
   }
 
-  ncclResult_t derive(Communicator* parent, std::uint64_t id, int size, int rank, ncclComm_t* out) {
-    parent->child = out;
-    parent->child_world = worlds->of(id, size);
-    parent->child_rank = rank;
-    parent->child_world->join(rank);
-    return ncclInProgress;
-  }
-
-  /// Once all ranks of the parent have said their color and key.
-  bool answer_split(Communicator& parent) {
-    const auto choices = parent.world->choices(*parent.unanswered);
-    if (!choices) return false;
-    const SplitChoice own = choices->at(parent.rank);
-    int size = 0;
-    int before = 0;
-    for (const auto& [rank, choice] : *choices) {
-      if (choice.color != own.color) continue;
-      ++size;
-      if (std::pair(choice.key, rank) < std::pair(own.key, parent.rank)) ++before;
+  /// The new communicator is there at once, and its job writes it once more.
+  ncclResult_t grow(Communicator* parent, int size, const ncclUniqueId* given, int rank, ncclComm_t* out,
+                    const ncclConfig_t* config) {
+    std::atomic_ref(*out).store(nullptr);
+    ncclUniqueId id{};
+    if (given != nullptr) {
+      id = *given;
+    } else if (!wait_for_growth(*parent, id)) {
+      return ncclRemoteError;
     }
-    const std::uint64_t words[] = {*parent.unanswered, static_cast<std::uint64_t>(own.color)};
-    parent.unanswered.reset();
-    derive(&parent, derived_id(*parent.world, "split", words), size, before, parent.child);
-    return true;
+    ncclComm_t made = nullptr;
+    init(&made, size, id, parent == nullptr ? rank : parent->rank, config);
+    const std::lock_guard lock(mutex);
+    std::atomic_ref(*out).store(made);
+    Communicator* const grown = of(made);
+    grown->job = std::make_shared<Job>();
+    grown->job->out = out;
+    jobs.emplace_back([this, grown, job = grown->job] {
+      while (!job->aborted && !closing && !(grown->world->all_joined() && !fake.faults.derivation_hangs)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      if (!job->aborted && closing) return;
+      if (job->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      std::atomic_ref(*job->out).store(handle_of(grown));
+      job->done = true;
+    });
+    return ncclInProgress;
   }
 
-  ncclResult_t shrink(Communicator* parent, std::span<const int> lost, ncclComm_t* out, int flags) {
+  /// Waits in the call, as NCCL does, for the id that the coordinator sends to the other ranks.
+  bool wait_for_growth(Communicator& parent, ncclUniqueId& id) {
+    constexpr std::chrono::seconds kLongest{5};
+    const auto begin = std::chrono::steady_clock::now();
+    ++hanging;
+    std::optional<std::uint64_t> number;
+    while (!(number = parent.world->growth()) && !is_over(parent)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (std::chrono::steady_clock::now() - begin < kLongest) continue;
+      misuse("nobody ends a wait in ncclCommGrow");
+      break;
+    }
+    if (number) std::memcpy(id.internal, &*number, sizeof(*number));
+    --hanging;
+    return number.has_value();
+  }
+
+  ncclResult_t split(Communicator& parent, int color, int key, ncclComm_t* out) {
     const std::lock_guard lock(mutex);
-    if (parent->stopped && flags != kShrinkAbort) misuse("a stopped communicator shrinks without the flag");
-    const auto before = std::count_if(lost.begin(), lost.end(), [&](int r) { return r < parent->rank; });
+    const std::uint64_t number = parent.splits++;
+    parent.world->choose(number, parent.rank, {color, key});
+    if (color < 0) {
+      *out = nullptr;
+      return ncclSuccess;
+    }
+    return begin_job(parent, out, [this, world = parent.world, rank = parent.rank, number]() -> std::optional<Place> {
+      const auto choices = world->choices(number);
+      if (!choices) return std::nullopt;
+      const SplitChoice own = choices->at(rank);
+      int size = 0;
+      int before = 0;
+      for (const auto& [other, choice] : *choices) {
+        if (choice.color != own.color) continue;
+        ++size;
+        if (std::pair(choice.key, other) < std::pair(own.key, rank)) ++before;
+      }
+      const std::uint64_t words[] = {number, static_cast<std::uint64_t>(own.color)};
+      return Place{worlds->of(derived_id(*world, "split", words), size), before};
+    });
+  }
+
+  ncclResult_t shrink(Communicator& parent, std::span<const int> lost, ncclComm_t* out, int flags) {
+    const std::lock_guard lock(mutex);
+    if (parent.stopped && flags != kShrinkAbort) misuse("a stopped communicator shrinks without the flag");
+    const auto before = std::count_if(lost.begin(), lost.end(), [&](int r) { return r < parent.rank; });
     const std::vector<std::uint64_t> words(lost.begin(), lost.end());
-    return derive(parent, derived_id(*parent->world, "shrink", words),
-                  parent->world->size() - static_cast<int>(lost.size()), parent->rank - static_cast<int>(before), out);
+    const Place place{
+        worlds->of(derived_id(*parent.world, "shrink", words), parent.world->size() - static_cast<int>(lost.size())),
+        parent.rank - static_cast<int>(before)};
+    return begin_job(parent, out, [place] { return place; });
   }
 
   ncclResult_t async_error(ncclComm_t handle, ncclResult_t* state) {
@@ -270,19 +361,42 @@ struct FakeNccl::State {
     Communicator* const communicator = of(handle);
     if (communicator->freed) misuse("ncclCommGetAsyncError on a freed communicator");
     *state = communicator->async_error;
-    if (fake.faults.init_hangs || !communicator->world->all_joined()) *state = ncclInProgress;
-    if (!poll(*communicator) && *state == ncclSuccess) *state = ncclInProgress;
-    if (communicator->unanswered && !answer_split(*communicator)) {
-      *state = ncclInProgress;
-    } else if (communicator->child != nullptr) {
-      if (!communicator->child_world->all_joined()) {
-        *state = ncclInProgress;
-      } else {
-        *communicator->child = handle_of(add(communicator->child_world, communicator->child_rank));
-        communicator->child = nullptr;
-      }
+    if (*state != ncclSuccess) return ncclSuccess;
+    const bool ready = poll(*communicator);
+    if (fake.faults.init_hangs || !communicator->world->all_joined() || !ready) *state = ncclInProgress;
+    if (fake.faults.remote_errors && !communicator->stopped && communicator->world->any_left()) {
+      *state = ncclRemoteError;
     }
     return ncclSuccess;
+  }
+
+  /// Notes a call that NCCL does not allow in the state of the communicator, or in the calling thread.
+  void check_call(ncclComm_t handle, const char* call) {
+    const std::lock_guard lock(mutex);
+    const Communicator& communicator = *of(handle);
+    if (communicator.freed) misuse(std::string(call) + " on a freed communicator");
+    if (communicator.device != FakeDevice::device_in_use()) {
+      misuse(std::string(call) + " in a thread that is on another device, where it would make a context");
+    }
+  }
+  /// For calls that need a communicator whose previous one has ended.
+  void check_ready(ncclComm_t handle, const char* call) {
+    check_call(handle, call);
+    const std::lock_guard lock(mutex);
+    if (of(handle)->launching || of(handle)->job) misuse(std::string(call) + " before the communicator is settled");
+  }
+
+  /// Ends its job, which writes what it has made before, and the work on its streams.
+  void abort(ncclComm_t handle) {
+    std::shared_ptr<Job> job;
+    {
+      const std::lock_guard lock(mutex);
+      job = of(handle)->job;
+      of(handle)->stopped = true;
+    }
+    if (job) job->aborted = true;
+    while (job && !job->done) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    stop(handle, true);
   }
 
   void stop(ncclComm_t handle, bool free_it) {
@@ -292,6 +406,7 @@ struct FakeNccl::State {
     of(handle)->freed = free_it;
     of(handle)->async_error = ncclSuccess;
     of(handle)->launching.reset();
+    of(handle)->job.reset();
   }
 };
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A file for each thing that a rank says, complete as soon as it has its name:
-//   newest_id
 //   WORLD/joined.RANK
+//   WORLD/left.RANK
+//   WORLD/growth                   the id of the communicator that it grows to
 //   WORLD/split.NUMBER.RANK        color and key
 //   WORLD/broadcast.NUMBER.RANK    the root and the launch, and the root's data
 // Whoever has read all ranks' knows all there is to know.
@@ -83,6 +84,18 @@ class ProcessWorld final : public World {
     for (int rank = 0; rank < size(); ++rank) found[rank] = value_of<SplitChoice>(read(of(said, rank)));
     return found;
   }
+  void offer_growth(std::uint64_t id) override { write(directory_ / "growth", bytes_of(id)); }
+  std::optional<std::uint64_t> growth() override {
+    if (!fs::exists(directory_ / "growth")) return std::nullopt;
+    return value_of<std::uint64_t>(read(directory_ / "growth"));
+  }
+  void leave(int rank) override { write(of("left", rank), {}); }
+  bool any_left() override {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (fs::exists(of("left", rank))) return true;
+    }
+    return false;
+  }
   void arrive(std::uint64_t broadcast, const Arrival& arrival) override {
     Bytes bytes = bytes_of(Said{arrival.launch, arrival.root});
     if (arrival.rank == arrival.root) bytes.insert(bytes.end(), arrival.data.begin(), arrival.data.end());
@@ -128,11 +141,8 @@ class ProcessWorlds final : public Worlds {
   }
   std::uint64_t new_id() override {
     std::random_device random;
-    const std::uint64_t id = (std::uint64_t{random()} << 32) | random();
-    write(directory_ / "newest_id", bytes_of(id));
-    return id;
+    return (std::uint64_t{random()} << 32) | random();
   }
-  std::uint64_t newest_id() override { return value_of<std::uint64_t>(read(directory_ / "newest_id")); }
 
  private:
   fs::path directory_;

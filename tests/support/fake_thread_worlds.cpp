@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include <mutex>
 #include <set>
 
@@ -28,6 +29,16 @@ class ThreadWorld final : public World {
     const std::map<int, SplitChoice>& found = splits_[split];
     return is_all(found.size()) ? std::optional(found) : std::nullopt;
   }
+  void offer_growth(std::uint64_t id) override {
+    const std::lock_guard lock(mutex_);
+    growth_ = id;
+  }
+  std::optional<std::uint64_t> growth() override {
+    const std::lock_guard lock(mutex_);
+    return growth_;
+  }
+  void leave(int) override { left_ = true; }
+  bool any_left() override { return left_; }
   void arrive(std::uint64_t broadcast, const Arrival& arrival) override {
     const std::lock_guard lock(mutex_);
     Broadcast& at = broadcasts_[broadcast];
@@ -56,6 +67,8 @@ class ThreadWorld final : public World {
   std::set<int> joined_;
   std::map<std::uint64_t, std::map<int, SplitChoice>> splits_;
   std::map<std::uint64_t, Broadcast> broadcasts_;
+  std::optional<std::uint64_t> growth_;
+  std::atomic<bool> left_{false};
 };
 
 class ThreadWorlds final : public Worlds {
@@ -69,10 +82,6 @@ class ThreadWorlds final : public Worlds {
   std::uint64_t new_id() override {
     const std::lock_guard lock(mutex_);
     return ++ids_;
-  }
-  std::uint64_t newest_id() override {
-    const std::lock_guard lock(mutex_);
-    return ids_;
   }
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// State that the ranks of one communicator of the fake NCCL share: members, choices of a split, and broadcasts. Ranks
-// are threads that share memory, or processes that share a directory.
+// State that the ranks of one communicator of the fake NCCL share: members, choices of a split, the id for a growth,
+// and broadcasts. Ranks are threads that share memory, or processes that share a directory.
 
 #include <cstdint>
 #include <filesystem>
@@ -50,6 +50,12 @@ class World {
   virtual void choose(std::uint64_t split, int rank, SplitChoice choice) = 0;
   /// Returns the choices by rank; nullopt until all have chosen.
   virtual std::optional<std::map<int, SplitChoice>> choices(std::uint64_t split) = 0;
+  /// Says the id of the communicator that this one grows to; once.
+  virtual void offer_growth(std::uint64_t id) = 0;
+  virtual std::optional<std::uint64_t> growth() = 0;
+  /// Says that a rank has died, whose connections the others find closed.
+  virtual void leave(int rank) = 0;
+  virtual bool any_left() = 0;
   virtual void arrive(std::uint64_t broadcast, const Arrival& arrival) = 0;
   /// Returns nothing until all ranks have arrived.
   virtual std::optional<Message> message(std::uint64_t broadcast) = 0;
@@ -66,7 +72,6 @@ class Worlds {
   virtual std::shared_ptr<World> of(std::uint64_t id, int size) = 0;
   /// Returns an id that was never returned before.
   virtual std::uint64_t new_id() = 0;
-  virtual std::uint64_t newest_id() = 0;
 };
 
 std::unique_ptr<Worlds> make_thread_worlds();

@@ -65,6 +65,28 @@ std::string uuid_text(const cudaUUID_t& uuid) {
   return text;
 }
 
+/// Returns true where the driver cannot be asked. As has_context() of cuda/common, which tests compile for their
+/// emulated runtime, in the same programs as this file.
+bool primary_context_is_active(int device) {
+  using GetState = int (*)(int device, unsigned* flags, int* active);
+  static const GetState get_state = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, 12000, cudaEnableDefault, &found);
+#else
+    const cudaError_t error =
+        cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &function, cudaEnableDefault, &found);
+#endif
+    if (error != cudaSuccess) cudaGetLastError();
+    return error == cudaSuccess ? reinterpret_cast<GetState>(function) : nullptr;
+  }();
+  unsigned flags = 0;
+  int active = 1;
+  return get_state == nullptr || get_state(device, &flags, &active) != 0 || active != 0;
+}
+
 class CudaDeviceApi final : public DeviceApi {
  public:
   int current_device() override {
@@ -73,6 +95,7 @@ class CudaDeviceApi final : public DeviceApi {
     return device;
   }
   void use_device(int device) override { check(cudaSetDevice(device), "cudaSetDevice"); }
+  bool has_context(int device) override { return primary_context_is_active(device); }
   std::string uuid(int device) override {
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");

@@ -6,8 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
+
+#include "sparsecast/error.hpp"
 
 namespace sparsecast {
 
@@ -18,6 +19,8 @@ class DeviceApi {
   virtual int current_device() = 0;
   /// Makes `device` the current device of the calling thread.
   virtual void use_device(int device) = 0;
+  /// Returns whether this process has a context on `device`; makes none.
+  virtual bool has_context(int device) = 0;
   virtual std::string uuid(int device) = 0;
   /// Returns whether kernels on `device` may use this address as device memory (managed memory too).
   virtual bool holds(const void* d_pointer, int device) = 0;
@@ -39,6 +42,38 @@ class DeviceApi {
   virtual void copy_to_host(void* h_to, const void* d_from, std::uint64_t bytes, void* stream) = 0;
   virtual void copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream) = 0;
 };
+
+/// Makes `device` the current device of this thread. On destruction the previous one is current again, unless this
+/// process has no context there: setting it would make one.
+class DeviceApiGuard {
+ public:
+  DeviceApiGuard(DeviceApi& api, int device) : api_(api), before_(api.current_device()), changed_(device != before_) {
+    if (changed_) api_.use_device(device);
+  }
+  ~DeviceApiGuard() {
+    try {
+      if (changed_ && api_.has_context(before_)) api_.use_device(before_);
+    } catch (const Error&) {  // The next call of the runtime reports it again.
+    }
+  }
+  DeviceApiGuard(const DeviceApiGuard&) = delete;
+  DeviceApiGuard& operator=(const DeviceApiGuard&) = delete;
+
+ private:
+  DeviceApi& api_;
+  int before_;
+  bool changed_;
+};
+
+/// Calls `release` on `device`, from a destructor in whatever thread it runs; not at all when the device is lost.
+template <class Release>
+void release_on(DeviceApi& api, int device, const Release& release) noexcept {
+  try {
+    const DeviceApiGuard guard(api, device);
+    release();
+  } catch (const Error&) {
+  }
+}
 
 /// Returns why a runtime finds the driver too old. Versions as CUDA counts them: 13000 is 13.0; 0 means no driver.
 std::string why_driver_is_too_old(int driver_version, int runtime_version);

@@ -35,11 +35,14 @@ NcclTransport::Group::Group(const NcclRuntime& runtime, std::shared_ptr<ControlC
 NcclTransport::Group::~Group() {
   if (communicator_ == nullptr) return;
   const NcclFunctions& nccl = *runtime_.functions;
-  for (void* const handle : registrations_) nccl.comm_deregister(communicator_, handle);
   const int device = staging_->device();
-  const bool gone = broken_ || control_->aborted()
-                        ? finish_abort(begin_abort(nccl, *runtime_.device, device, communicator_), stop_deadline())
-                        : destroy_communicator(nccl, *runtime_.device, device, communicator_);
+  bool gone = false;
+  release_on(*runtime_.device, device, [&] {
+    for (void* const handle : registrations_) nccl.comm_deregister(communicator_, handle);
+    gone = broken_ || control_->aborted()
+               ? finish_abort(begin_abort(nccl, *runtime_.device, device, communicator_, made_), stop_deadline())
+               : destroy_communicator(nccl, *runtime_.device, device, communicator_);
+  });
   if (!gone) keep_device_memory();
 }
 
@@ -58,18 +61,24 @@ bool NcclTransport::Group::give_up(const Error& error) noexcept {
   }
   control_->abort(error.what());
   if (communicator_ == nullptr) return true;
-  revoking_ = open_ && begin_revoke(*runtime_.functions, communicator_);
+  revoking_ = open_ && !made_ && begin_revoke(*runtime_.functions, communicator_);
   if (!revoking_) abort_for_good();
   return true;
 }
 
 void NcclTransport::Group::abort_for_good() noexcept {
-  aborting_ =
-      begin_abort(*runtime_.functions, *runtime_.device, staging_->device(), std::exchange(communicator_, nullptr));
+  aborting_ = begin_abort(*runtime_.functions, *runtime_.device, staging_->device(),
+                          std::exchange(communicator_, nullptr), std::move(made_));
   registrations_.clear();
 }
 
 void NcclTransport::Group::fail(std::span<Group* const> groups, const Error& error) noexcept {
+  const std::shared_ptr<Staging>& staging = groups.front()->staging_;
+  std::optional<DeviceApiGuard> on_device;
+  try {
+    if (staging) on_device.emplace(staging->api(), staging->device());
+  } catch (const Error&) {  // The other ranks hear of the failure all the same.
+  }
   bool any = false;
   for (Group* const group : groups) any = group->give_up(error) || any;
   if (!any) return;
@@ -82,7 +91,6 @@ void NcclTransport::Group::fail(std::span<Group* const> groups, const Error& err
   for (Group* const group : groups) stopped = finish_abort(std::exchange(group->aborting_, {}), deadline) && stopped;
   // The caller gets its memory back with the error: nothing may still use it. If something may, frames and staging
   // memory are never freed, and this process forms no further group, whose frames would lie there.
-  const std::shared_ptr<Staging>& staging = groups.front()->staging_;
   if (!stopped || (staging && !staging->becomes_idle())) keep_device_memory();
 }
 
@@ -92,11 +100,12 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::split(int color, int
     ++sequence_;  // On every rank, in a part or not.
     const std::shared_ptr<ControlChannel> control = control_->split(color, key, deadline);
     ncclConfig_t config = nonblocking_config();
-    ncclComm_t part = nullptr;
+    made_ = std::make_shared<ncclComm_t>();
     constexpr int kNoColor = -1;
-    check_nccl(nccl, nccl.comm_split(communicator_, color < 0 ? kNoColor : color, key, &part, &config), communicator_,
-               "ncclCommSplit");
+    check_nccl(nccl, nccl.comm_split(communicator_, color < 0 ? kNoColor : color, key, made_.get(), &config),
+               communicator_, "ncclCommSplit");
     watchdog_.settle(communicator_, deadline, "ncclCommSplit");
+    const ncclComm_t part = *std::exchange(made_, nullptr);
     if (!control) return nullptr;
     std::unique_ptr<Group> channel(new Group(runtime_, control, options_));
     channel->staging_ = staging_;
@@ -118,11 +127,23 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::split(int color, int
 
 std::unique_ptr<NcclTransport::Group> NcclTransport::Group::reform(std::shared_ptr<ControlChannel> members,
                                                                    Deadline deadline) {
-  staging_->enter();
-  auto channel = form(runtime_, std::move(members), options_, this, deadline);
-  // Used up: a later call says so, and the destructor stops what is left of it.
-  if (!broken_) broken_ = "it was formed anew";
-  return channel;
+  const DeviceApiGuard on_device = staging_->enter();
+  const auto use_up = [this] {
+    // A later call says so, and the destructor stops what is left of it.
+    if (!broken_) broken_ = "it was formed anew";
+  };
+  try {
+    auto channel = form(runtime_, std::move(members), options_, this, deadline);
+    use_up();
+    return channel;
+  } catch (...) {
+    if (derived_ && communicator_ != nullptr) {
+      use_up();
+      abort_for_good();
+      if (!finish_abort(std::exchange(aborting_, {}), stop_deadline())) keep_device_memory();
+    }
+    throw;
+  }
 }
 
 void NcclTransport::Group::abort(const std::string& reason) noexcept {
@@ -181,7 +202,7 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::form(const NcclRunti
     channel->staging_ = old != nullptr ? old->staging_
                                        : std::make_shared<Staging>(*runtime.device, *runtime.functions, options.device,
                                                                    options.staging_bytes, options.register_memory);
-    channel->staging_->enter();
+    const DeviceApiGuard on_device = channel->staging_->enter();
     channel->report_.device = channel->staging_->device();
     const auto plan_for_all = [](const std::vector<Bytes>& all) {
       const std::vector<NcclRankInfo> rank_infos = parse_rank_infos(all);
@@ -203,49 +224,66 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::form(const NcclRunti
 }
 
 void NcclTransport::Group::create(const FormationPlan& plan, Group* old, Deadline deadline) {
+  if (plan.formation == Formation::kShrink) return shrink(*old, plan.lost, deadline);
   const NcclFunctions& nccl = *runtime_.functions;
-  ncclConfig_t config = nonblocking_config();
-  const auto check = [&](ncclResult_t result, ncclComm_t communicator, const char* call) {
-    check_nccl(nccl, result, communicator, call);
-  };
-  if (plan.formation == Formation::kShrink) {
-    std::vector<int> lost = plan.lost;
-    // The old communicator must live until the new one is made; afterwards they are independent.
-    check(nccl.comm_shrink(old->communicator_, lost.data(), static_cast<int>(lost.size()), &communicator_, &config,
-                           old->broken_ ? kShrinkAbort : 0),
-          old->communicator_, "ncclCommShrink");
-    watchdog_.settle(old->communicator_, deadline, "ncclCommShrink");
-    watchdog_.settle(communicator_, deadline, "ncclCommShrink");
-    return;
-  }
   const bool grows = plan.formation == Formation::kGrow;
   ncclUniqueId own{};
   const bool is_root = std::find(plan.roots.begin(), plan.roots.end(), rank()) != plan.roots.end();
   if (is_root) {
-    check(grows ? nccl.comm_get_unique_id(old->communicator_, &own) : nccl.get_unique_id(&own), nullptr,
-          "ncclGetUniqueId");
+    check_nccl(nccl, grows ? nccl.comm_get_unique_id(old->communicator_, &own) : nccl.get_unique_id(&own), nullptr,
+               "ncclGetUniqueId");
   }
   const Bytes all =
       control_->reduce(is_root ? bytes_of(own) : std::span<const std::byte>{}, join_values<ncclUniqueId>, deadline);
   std::vector<ncclUniqueId> ids = values_of<ncclUniqueId>(all, plan.roots.size());
-  if (grows) {
-    const bool joins = old == nullptr;
-    check(nccl.comm_grow(joins ? nullptr : old->communicator_, size(), joins || is_root ? ids.data() : nullptr,
-                         joins ? rank() : -1, &communicator_, &config),
-          joins ? nullptr : old->communicator_, "ncclCommGrow");
-    if (!joins) watchdog_.settle(old->communicator_, deadline, "ncclCommGrow");
-    watchdog_.settle(communicator_, deadline, "ncclCommGrow");
-    return;
-  }
+  if (grows) return grow(old, old == nullptr || is_root ? ids.data() : nullptr, deadline);
+  ncclConfig_t config = nonblocking_config();
+  // Written by the call alone.
   if (plan.formation == Formation::kInitScalable) {
-    check(
+    check_nccl(
+        nccl,
         nccl.comm_init_rank_scalable(&communicator_, size(), rank(), static_cast<int>(ids.size()), ids.data(), &config),
         nullptr, "ncclCommInitRankScalable");
   } else {
-    check(nccl.comm_init_rank_config(&communicator_, size(), ids[0], rank(), &config), nullptr,
-          "ncclCommInitRankConfig");
+    check_nccl(nccl, nccl.comm_init_rank_config(&communicator_, size(), ids[0], rank(), &config), nullptr,
+               "ncclCommInitRankConfig");
   }
   watchdog_.settle(communicator_, deadline, "forming the communicator");
+}
+
+void NcclTransport::Group::shrink(Group& old, std::vector<int> lost, Deadline deadline) {
+  const NcclFunctions& nccl = *runtime_.functions;
+  ncclConfig_t config = nonblocking_config();
+  old.derived_ = true;
+  old.made_ = std::make_shared<ncclComm_t>();
+  // The old communicator must live until the new one is made; afterwards they are independent.
+  check_nccl(nccl,
+             nccl.comm_shrink(old.communicator_, lost.data(), static_cast<int>(lost.size()), old.made_.get(), &config,
+                              old.broken_ ? kShrinkAbort : 0),
+             old.communicator_, "ncclCommShrink");
+  watchdog_.settle(old.communicator_, deadline, "ncclCommShrink");
+  communicator_ = *std::exchange(old.made_, nullptr);
+  watchdog_.settle(communicator_, deadline, "ncclCommShrink");
+}
+
+void NcclTransport::Group::grow(Group* old, const ncclUniqueId* id, Deadline deadline) {
+  constexpr const char* kCall = "ncclCommGrow";
+  const NcclFunctions& nccl = *runtime_.functions;
+  const ncclComm_t parent = old == nullptr ? nullptr : old->communicator_;
+  if (old != nullptr) old->derived_ = true;
+  const auto made = std::make_shared<ncclComm_t>();
+  // In the call, ranks of the old communicator wait for what their coordinator sends them.
+  const auto call = [grow = nccl.comm_grow, parent, ranks = size(), rank = parent == nullptr ? rank() : -1, made,
+                     id = id == nullptr ? std::nullopt : std::optional(*id)] {
+    ncclConfig_t config = nonblocking_config();
+    return grow(parent, ranks, id ? &*id : nullptr, rank, made.get(), &config);
+  };
+  check_nccl(nccl, watchdog_.make_apart(staging_->api(), staging_->device(), made, call, deadline, kCall), parent,
+             kCall);
+  communicator_ = communicator_in(made);
+  made_ = made;
+  watchdog_.settle(communicator_, deadline, kCall);
+  made_.reset();
 }
 
 /// Registers staging memory on all ranks or on none: NCCL must not see both kinds of memory in one collective. The

@@ -69,6 +69,9 @@ class NcclTransport::Group {
 
   NcclRankInfo rank_info(const Group* old) const;
   void create(const FormationPlan& plan, Group* old, Deadline deadline);
+  void shrink(Group& old, std::vector<int> lost, Deadline deadline);
+  /// `old`: null on a rank that joins. `id`: null on ranks that get it from the coordinator by NCCL.
+  void grow(Group* old, const ncclUniqueId* id, Deadline deadline);
   void register_staging(bool wanted, Deadline deadline);
 
   void issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline);
@@ -85,11 +88,13 @@ class NcclTransport::Group {
   std::shared_ptr<Staging> staging_;
   Watchdog watchdog_;
   ncclComm_t communicator_ = nullptr;
+  NewCommunicator made_;  ///< Where NCCL still writes: one that it makes of this one, or, in a growth, this one.
   std::vector<void*> registrations_;
   NcclChannelReport report_;
   std::uint64_t channel_ = 0;
   std::uint64_t sequence_ = 0;
-  bool open_ = false;  ///< Formed: there is something that a shrink could start from.
+  bool open_ = false;     ///< Formed: there is something that a shrink could start from.
+  bool derived_ = false;  ///< A shrink or a growth of it has begun.
   std::optional<std::string> broken_;
   std::future<void> aborting_;  ///< Not valid unless fail() is stopping the communicator for good.
   bool revoking_ = false;       ///< fail() is stopping it for a shrink.
@@ -98,7 +103,7 @@ class NcclTransport::Group {
 template <class Body>
 auto NcclTransport::Group::guard(std::span<Group* const> groups, const char* phase, const Body& body) {
   const Group& first = *groups.front();
-  first.staging_->enter();
+  const DeviceApiGuard on_device = first.staging_->enter();
   try {
     for (const Group* group : groups) {
       if (!group->broken_) continue;

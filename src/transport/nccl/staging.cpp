@@ -81,7 +81,7 @@ Staging::Staging(DeviceApi& api, const NcclFunctions& nccl, int device, std::uin
       bytes_(bytes),
       nccl_memory_(nccl_memory && nccl.has_registration()),
       thread_(api, device_) {
-  api_.use_device(device_);
+  const DeviceApiGuard guard(api_, device_);
   try {
     if (nccl_memory_ && nccl_.mem_alloc(&halves_[0].d_data, bytes_) != ncclSuccess) {
       halves_[0].d_data = nullptr;
@@ -113,7 +113,9 @@ void* Staging::allocate_device(std::uint64_t bytes) {
   return pointer;
 }
 
-Staging::~Staging() { release(); }
+Staging::~Staging() {
+  release_on(api_, device_, [this] { release(); });
+}
 
 bool Staging::becomes_idle() noexcept {
   // Copies may still be on the streams after an abort; memory under a running copy must not be freed.
@@ -155,9 +157,9 @@ void Staging::release() noexcept {
   if (stream != nullptr) api_.destroy_stream(stream);
 }
 
-void Staging::enter() {
+DeviceApiGuard Staging::enter() {
   thread_.require();
-  api_.use_device(device_);
+  return {api_, device_};
 }
 
 }  // namespace sparsecast

@@ -65,8 +65,9 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  /// Checks that this is the issuing thread, and makes the device current. Called before every call.
-  void enter();
+  /// Checks that this is the issuing thread, and makes the device current while the result lives. Every call begins
+  /// with it.
+  [[nodiscard]] DeviceApiGuard enter();
   /// Waits a bounded time for all that is on the streams: before that nobody's memory is safe to touch.
   bool becomes_idle() noexcept;
 

@@ -7,7 +7,9 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
+#include <utility>
 
 #include "core/interrupt.hpp"
 
@@ -41,6 +43,15 @@ ncclResult_t state_of(const NcclFunctions& nccl, ncclComm_t communicator) {
   ncclResult_t state = ncclSuccess;
   const ncclResult_t result = nccl.comm_get_async_error(communicator, &state);
   return result == ncclSuccess ? state : result;
+}
+
+/// Makes the device current in a thread of the library, for the rest of its life: NCCL sets the device that it finds
+/// again at the end of its calls, which would make a context there.
+void use_quietly(DeviceApi& api, int device) noexcept {
+  try {
+    api.use_device(device);
+  } catch (const Error&) {  // NCCL's call reports it again.
+  }
 }
 
 /// Returns whether the communicator becomes quiet by the deadline.
@@ -100,29 +111,59 @@ void Watchdog::settle(ncclComm_t communicator, Deadline deadline, const std::str
       nullptr, deadline, what);
 }
 
+ncclResult_t Watchdog::make_apart(DeviceApi& api, int device, const NewCommunicator& made,
+                                  std::function<ncclResult_t()> make, Deadline deadline, const std::string& what) {
+  enum class State { kRuns, kEnded, kLeft };
+  struct Call {
+    std::atomic<State> state{State::kRuns};
+    ncclResult_t result = ncclSuccess;
+  };
+  const auto call = std::make_shared<Call>();
+  std::thread([abort = nccl_->comm_abort, &api, device, made, make = std::move(make), call] {
+    use_quietly(api, device);
+    const ncclResult_t result = call->result = make();
+    State before = State::kRuns;
+    if (call->state.compare_exchange_strong(before, State::kEnded)) return;
+    if (result != ncclSuccess && result != ncclInProgress) return;
+    abort(communicator_in(made));
+  }).detach();
+  try {
+    wait([&] { return call->state == State::kEnded; }, nullptr, deadline, what);
+  } catch (...) {
+    State before = State::kRuns;
+    if (call->state.compare_exchange_strong(before, State::kLeft)) throw;
+    // It has ended just now; the next wait says the same.
+  }
+  return call->result;
+}
+
+ncclComm_t communicator_in(const NewCommunicator& made) noexcept { return std::atomic_ref(*made).load(); }
+
 bool settled(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
   return state_of(nccl, communicator) == ncclSuccess;
 }
 
 Deadline stop_deadline() noexcept { return steady_clock::now() + kStopPatience; }
 
-std::future<void> begin_abort(const NcclFunctions& nccl, DeviceApi& api, int device, ncclComm_t communicator) noexcept {
+std::future<void> begin_abort(const NcclFunctions& nccl, DeviceApi& api, int device, ncclComm_t communicator,
+                              NewCommunicator made) noexcept {
+  const auto abort_both = [abort = nccl.comm_abort, communicator, made = std::move(made)] {
+    abort(communicator);
+    const ncclComm_t left = made ? communicator_in(made) : nullptr;
+    if (left != nullptr && left != communicator) abort(left);  // A growth writes the one that it makes twice.
+  };
   // On a thread of its own, because it may wait for kernels and threads that are stuck, and takes no deadline.
   try {
     const auto done = std::make_shared<std::promise<void>>();
     std::future<void> aborting = done->get_future();
-    std::thread([abort = nccl.comm_abort, &api, device, communicator, done] {
-      // NCCL sets the device that it finds again at the end, which would make a context there.
-      try {
-        api.use_device(device);
-      } catch (const Error&) {
-      }
-      abort(communicator);
+    std::thread([abort_both, &api, device, done] {
+      use_quietly(api, device);
+      abort_both();
       done->set_value();
     }).detach();
     return aborting;
   } catch (...) {
-    nccl.comm_abort(communicator);
+    abort_both();
     return {};
   }
 }
@@ -132,7 +173,7 @@ bool finish_abort(const std::future<void>& aborting, Deadline deadline) noexcept
 }
 
 bool begin_revoke(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
-  if (nccl.comm_revoke == nullptr || nccl.comm_shrink == nullptr) return false;
+  if (nccl.comm_revoke == nullptr || nccl.comm_shrink == nullptr || !settled(nccl, communicator)) return false;
   const ncclResult_t result = nccl.comm_revoke(communicator, 0);
   return result == ncclSuccess || result == ncclInProgress;
 }

@@ -3,11 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include <cstring>
-#include <random>
-
-#include "tests/support/fake_nccl.hpp"
-#include "transport/tcp/meeting.hpp"
+#include "transport/nccl/channel_scene.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -16,54 +12,11 @@ using namespace std::chrono_literals;
 using Channel = NcclTransport::Group;
 using testing::HasSubstr;
 
-constexpr std::uint64_t kStaging = 10000;
-
-NcclOptions options_of(int device) {
-  NcclOptions options;
-  options.device = device;
-  options.staging_bytes = kStaging;
-  return options;
-}
-
-std::vector<Bytes> random_records(unsigned seed, std::size_t count, std::size_t longest) {
-  std::mt19937 random(seed);
-  std::vector<Bytes> records(count);
-  for (Bytes& record : records) {
-    record.resize(random() % (longest + 1));
-    for (std::byte& b : record) b = static_cast<std::byte>(random());
-  }
-  return records;
-}
-
-class NcclChannel : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!rendezvous_available()) GTEST_SKIP() << "the ranks meet over TCP; built without libsodium";
-  }
-  void TearDown() override {
-    EXPECT_EQ(fake_.misuses(), "");
-    if (HasFailure()) return;
-    EXPECT_EQ(fake_.counts.mem_allocs, fake_.counts.mem_frees);
-  }
-
-  std::unique_ptr<Channel> open(std::shared_ptr<Rendezvous> group, std::chrono::milliseconds time = 20s) {
-    const int device = group->rank();
-    return Channel::form(fake_.runtime(), std::move(group), options_of(device), nullptr, in(time));
-  }
-  /// Every rank forms the channel on its own device.
-  void run(int size, const std::function<void(Channel&)>& body) {
-    Meeting meeting(meeting_options(size));
-    meeting.run([&](std::shared_ptr<Rendezvous> group) { body(*open(std::move(group))); });
-  }
-
-  FakeNccl fake_;
-};
-
 TEST_F(NcclChannel, RecordsOfAnySizeArriveFromAnySource) {
   run(3, [&](Channel& channel) {
     unsigned seed = 1;
-    for (const auto& [count, longest] :
-         std::vector<std::pair<std::size_t, std::size_t>>{{0, 0}, {1, 0}, {5, 100}, {7, 9 * kStaging}, {3000, 40}}) {
+    for (const auto& [count, longest] : std::vector<std::pair<std::size_t, std::size_t>>{
+             {0, 0}, {1, 0}, {5, 100}, {7, 9 * kChannelStaging}, {3000, 40}}) {
       for (int source = 0; source < 3; ++source, ++seed) {
         const std::vector<Bytes> expected = random_records(seed, count, longest);
         std::vector<Bytes> records = channel.rank() == source ? expected : std::vector<Bytes>(2, Bytes(3));
@@ -106,7 +59,7 @@ TEST_F(NcclChannel, AnAsyncErrorOfOneRankAbortsEveryRankLongBeforeTheDeadline) {
   fake_.faults.healthy_broadcasts = 2;
   const auto start = std::chrono::steady_clock::now();
   run(3, [&](Channel& channel) {
-    std::vector<Bytes> records = {Bytes(10 * kStaging)};
+    std::vector<Bytes> records = {Bytes(10 * kChannelStaging)};
     const auto call = [&] { channel.broadcast(records, 0, in(60s)); };
     if (channel.rank() == 1) {
       expect_error(ErrorCode::kPeerFailed, call, {"remote process exited", "the fake's last words"});
@@ -143,7 +96,7 @@ TEST_F(NcclChannel, ADamagedCountTableIsRefusedBeforeAnythingIsBelieved) {
 TEST_F(NcclChannel, MoreThanTheLimitsIsRefused) {
   Meeting meeting(meeting_options(2));
   meeting.run([&](std::shared_ptr<Rendezvous> group) {
-    NcclOptions options = options_of(group->rank());
+    NcclOptions options = channel_options(group->rank());
     if (group->rank() == 1) options.max_bytes = 1000;
     const auto channel = Channel::form(fake_.runtime(), group, options, nullptr, in(20s));
     std::vector<Bytes> records = {Bytes(1001)};
@@ -180,7 +133,7 @@ TEST_F(NcclChannel, RanksOnOneGpuAreNamed) {
 TEST_F(NcclChannel, AnotherStagingSizeIsAMismatchThatNamesTheRank) {
   Meeting meeting(meeting_options(2));
   meeting.run([&](std::shared_ptr<Rendezvous> group) {
-    NcclOptions options = options_of(group->rank());
+    NcclOptions options = channel_options(group->rank());
     options.staging_bytes += static_cast<std::uint64_t>(group->rank());
     expect_error(ErrorCode::kGroupMismatch, [&] { Channel::form(fake_.runtime(), group, options, nullptr, in(20s)); },
                  {"staging_bytes", "rank 1 has 10001", "rank 0 has 10000"});
@@ -212,7 +165,7 @@ TEST_F(NcclChannel, AnOldLibraryWithoutOptionalEntryPointsServes) {
   f.comm_revoke = nullptr;
   f.comm_grow = nullptr;
   run(2, [&](Channel& channel) {
-    std::vector<Bytes> records = {Bytes(3 * kStaging, std::byte{9})};
+    std::vector<Bytes> records = {Bytes(3 * kChannelStaging, std::byte{9})};
     const std::vector<Bytes> expected = records;
     channel.broadcast(records, 1, in(20s));
     EXPECT_EQ(records, expected);
@@ -236,7 +189,8 @@ TEST_F(NcclChannel, SplitMakesChannelsThatWorkSideBySide) {
     EXPECT_EQ(part->size(), 2);
     EXPECT_EQ(part->rank(), channel.rank() / 2);
     EXPECT_EQ(part->report().formed_by, "split");
-    const std::vector<Bytes> expected = random_records(static_cast<unsigned>(channel.rank() % 2), 4, 5 * kStaging);
+    const std::vector<Bytes> expected =
+        random_records(static_cast<unsigned>(channel.rank() % 2), 4, 5 * kChannelStaging);
     std::vector<Bytes> records = expected;
     if (part->rank() == 1) records.clear();
     part->broadcast(records, 0, in(20s));
@@ -247,80 +201,27 @@ TEST_F(NcclChannel, SplitMakesChannelsThatWorkSideBySide) {
   });
 }
 
-/// Ranks 0..size-1 sync once, `lost` dies in the next broadcast, the survivors reform and sync again.
-void lose_a_rank(FakeNccl& fake, int size, int lost, const std::string& formed_by,
-                 const std::function<std::unique_ptr<Channel>(std::shared_ptr<Rendezvous>)>& open) {
-  Meeting first(meeting_options(size));
-  RendezvousOptions again = meeting_options(size - 1);
-  again.generation = 1;
-  Meeting second(again);
-  first.run([&](std::shared_ptr<Rendezvous> group) {
-    const int rank = group->rank();
-    const auto channel = open(std::move(group));
-    std::vector<Bytes> records = {Bytes(100)};
-    channel->broadcast(records, 0, in(20s));
-    if (rank == lost) return;
-    expect_error(ErrorCode::kPeerFailed, [&] { channel->broadcast(records, 0, in(60s)); });
-    const auto survivors = channel->reform(second.meet(rank < lost ? rank : rank - 1), in(20s));
-    EXPECT_EQ(survivors->report().formed_by, formed_by);
-    EXPECT_EQ(survivors->size(), size - 1);
-    const std::vector<Bytes> expected = random_records(3, 5, 3 * kStaging);
-    std::vector<Bytes> synced = survivors->rank() == 0 ? expected : std::vector<Bytes>{};
-    survivors->broadcast(synced, 0, in(20s));
-    EXPECT_EQ(synced, expected);
-    expect_error(ErrorCode::kPeerFailed, [&] { channel->broadcast(records, 0, in(1s)); });
-  });
-  EXPECT_EQ(fake.counts.allocated, 0);
-}
-
 TEST_F(NcclChannel, AfterALostReceiverTheChannelShrinks) {
-  lose_a_rank(fake_, 4, 2, "shrink", [&](auto group) { return open(std::move(group)); });
+  lose_a_rank(4, 2, "shrink");
   EXPECT_EQ(fake_.counts.shrinks, 3);
   EXPECT_EQ(fake_.counts.inits, 4);
 }
 
 TEST_F(NcclChannel, WithoutRevokeOrShrinkItIsMadeAnew) {
   fake_.functions.comm_revoke = nullptr;
-  lose_a_rank(fake_, 3, 1, "init", [&](auto group) { return open(std::move(group)); });
+  lose_a_rank(3, 1, "init");
   EXPECT_EQ(fake_.counts.shrinks, 0);
   EXPECT_EQ(fake_.counts.inits, 3 + 2);
 }
 
-void add_a_rank(FakeNccl& fake, const std::string& formed_by,
-                const std::function<std::unique_ptr<Channel>(std::shared_ptr<Rendezvous>)>& open) {
-  Meeting first(meeting_options(2));
-  RendezvousOptions more = meeting_options(3);
-  more.generation = 1;
-  Meeting second(more);
-  const std::vector<Bytes> expected = random_records(3, 5, 3 * kStaging);
-  const auto sync = [&](Channel& channel) {
-    EXPECT_EQ(channel.report().formed_by, formed_by);
-    std::vector<Bytes> records = channel.rank() == 0 ? expected : std::vector<Bytes>{};
-    channel.broadcast(records, 0, in(20s));
-    EXPECT_EQ(records, expected);
-  };
-  std::jthread joiner([&] {
-    const auto channel = open(second.meet(2));
-    sync(*channel);
-  });
-  first.run([&](std::shared_ptr<Rendezvous> group) {
-    const int rank = group->rank();
-    const auto channel = open(std::move(group));
-    const auto grown = channel->reform(second.meet(rank), in(20s));
-    sync(*grown);
-  });
-  joiner.join();
-  EXPECT_EQ(fake.counts.allocated, 0);
-}
-
 TEST_F(NcclChannel, AJoinerGrowsTheChannel) {
-  add_a_rank(fake_, "grow", [&](auto group) { return open(std::move(group)); });
+  add_a_rank("grow");
   EXPECT_EQ(fake_.counts.grows, 3);
 }
 
 TEST_F(NcclChannel, WithoutGrowAJoinerMakesItAnew) {
   fake_.functions.comm_grow = nullptr;
-  add_a_rank(fake_, "init", [&](auto group) { return open(std::move(group)); });
+  add_a_rank("init");
   EXPECT_EQ(fake_.counts.inits, 2 + 3);
 }
 
