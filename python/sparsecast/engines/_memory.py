@@ -7,11 +7,15 @@ import ctypes
 
 import torch
 
+from sparsecast.errors import UsageError
+
 
 def tensor_at(
     address: int, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device, owner: object = None
 ) -> torch.Tensor:
-    """Returns the tensor whose elements lie at an address, without a copy. On a CUDA device it keeps `owner` alive."""
+    """Returns the tensor whose elements lie at an address, without a copy. On a CUDA device it keeps `owner` alive, and
+    UsageError is raised for memory that CUDA takes for another device's.
+    """
     elements = 1
     for extent in shape:
         elements *= extent
@@ -22,6 +26,10 @@ def tensor_at(
         memory = torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
     else:
         memory = torch.as_tensor(_DeviceBytes(address, size, owner), device=device)
+        if memory.data_ptr() != address:  # What lies on another device torch copies, and writes would be lost.
+            raise UsageError(
+                f"the {size} bytes at {address:#x} are not memory of {device}, nor pinned while it was current"
+            )
     return memory.view(dtype).view(shape)
 
 
