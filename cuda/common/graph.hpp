@@ -20,7 +20,7 @@ class Graph {
 
   bool captured() const noexcept { return executable_ != nullptr; }
   /// Captures what `enqueue` puts on the stream that it is given, and on others that wait for it and that it waits for
-  /// in the end. Nothing of it runs.
+  /// in the end. Nothing of it runs. Kernels keep the priority of their streams.
   void capture(const std::function<void(cudaStream_t)>& enqueue) {
     drop();
     device_ = current_device();
@@ -35,7 +35,8 @@ class Graph {
       throw;
     }
     check(cudaStreamEndCapture(stream.get(), &graph), "cudaStreamEndCapture");
-    const cudaError_t error = cudaGraphInstantiate(&executable_, graph, 0);
+    // Without the flag, all of it would have the priority of the stream of the launch.
+    const cudaError_t error = cudaGraphInstantiate(&executable_, graph, cudaGraphInstantiateFlagUseNodePriority);
     static_cast<void>(cudaGraphDestroy(graph));
     check(error, "cudaGraphInstantiate");
   }

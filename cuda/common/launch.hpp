@@ -32,12 +32,12 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, const DeviceStream& device,
             Arguments&&... arguments) {
   if (!device.loads_only) return launch(kernel, ctas, threads, device.stream, std::forward<Arguments>(arguments)...);
-#if defined(SPARSECAST_CUDA_EMULATION)
-  check(emulation::load_kernel(reinterpret_cast<const void*>(kernel)), "cudaFuncGetAttributes");
-#else
+  const void* const function = reinterpret_cast<const void*>(kernel);
   cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), "cudaFuncGetAttributes");
-#endif
+  check(cudaFuncGetAttributes(&attributes, function), "cudaFuncGetAttributes");
+  if (!device.most_shared_memory) return;
+  check(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "cudaFuncSetAttribute");
 }
 
 }  // namespace sparsecast::cuda

@@ -43,14 +43,21 @@ inline const char* cure_of_lack(cudaError_t error) {
       return "the machine's fabric manager does not run yet (systemctl status nvidia-fabricmanager)";
     case cudaErrorSystemDriverMismatch:
       return "libcuda.so.1 and the kernel's driver are of different versions: restart the machine, or the container "
-             "with "
-             "the host's libcuda.so.1";
+             "with the host's libcuda.so.1";
     case cudaErrorCompatNotSupportedOnDevice:
       return "the forward-compatible libcuda.so.1 (cuda-compat) does not support this device: take its folder out of "
              "LD_LIBRARY_PATH";
     default:
       return nullptr;
   }
+}
+
+/// Returns whether the error has ended all work of this process on the device: each later call returns it again, and
+/// its cause is any kernel of the process before.
+inline bool is_sticky(cudaError_t error) noexcept {
+  return error == cudaErrorECCUncorrectable || error == cudaErrorNvlinkUncorrectable ||
+         error == cudaErrorIllegalAddress || error == cudaErrorLaunchTimeout || error == cudaErrorAssert ||
+         (error >= cudaErrorHardwareStackError && error <= cudaErrorLaunchFailure);
 }
 
 /// Throws an Error that names `call` unless it succeeded: kUnsupported if the device, its driver or its memory does not
@@ -61,6 +68,10 @@ inline void check(cudaError_t result, const char* call) {
   const char* const cure = cure_of_lack(result);
   std::string text = std::string(call) + ": " + cudaGetErrorName(result) + " (" + cudaGetErrorString(result) + ")";
   if (cure != nullptr && *cure != '\0') text += std::string("; ") + cure;
+  if (is_sticky(result)) {
+    text += ", caused by this or an earlier kernel of any part of the program; every further call for the device fails, "
+            "until the process is started again";
+  }
   throw Error(cure != nullptr ? ErrorCode::kUnsupported : ErrorCode::kDevice, text);
 }
 

@@ -55,6 +55,9 @@ struct DeviceStream {
   Policy policy = {};
   /// Launchers only load their kernels, which the runtime otherwise does at the first launch, within a pause perhaps.
   bool loads_only = false;
+  /// Kernels that are loaded ask for as much shared memory as a multiprocessor has: it changes its share only when it
+  /// is idle, and kernels that are to run beside one another must find room together.
+  bool most_shared_memory = false;
 };
 
 inline void record(cudaEvent_t event, cudaStream_t stream) { check(cudaEventRecord(event, stream), "cudaEventRecord"); }

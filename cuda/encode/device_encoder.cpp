@@ -101,6 +101,7 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
 void DeviceEncoder::State::load_kernels() {
   DeviceStream loader = device_stream_;
   loader.loads_only = true;
+  loader.most_shared_memory = true;
   launch_detect(source_, pipeline_, {}, false, loader);
   launch_end_chunk(pipeline_, loader);
   enqueue_encode(pipeline_, {}, loader);

@@ -20,9 +20,19 @@
 
 namespace sparsecast::test {
 
+/// Returns whether there is a device for these tests: the current one, whose kernels and the host can use managed
+/// memory at a time, which they do (not under WSL, nor with most virtual GPUs).
+inline bool device_present() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return false;
+  int concurrent = 0;
+  cuda::check(cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, cuda::current_device()),
+              "cudaDeviceGetAttribute");
+  return concurrent != 0;
+}
+
 #if defined(SPARSECAST_CUDA_EMULATION)
 
-inline bool device_present() { return true; }
 /// Sets the order of the threads of an emulated device; a real one has its own.
 inline void set_thread_order(std::uint64_t seed) { emulation::set_order(seed); }
 /// Delays the copies of this thread on an emulated device as long as allowed, during its lifetime; a real device
@@ -52,10 +62,6 @@ inline std::byte* allocate_shared(std::size_t bytes) {
 
 #else
 
-inline bool device_present() {
-  int devices = 0;
-  return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
-}
 inline void set_thread_order(std::uint64_t) {}
 class LateCopies {
  public:

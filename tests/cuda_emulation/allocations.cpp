@@ -20,19 +20,36 @@ using namespace sparsecast::emulation;
 struct Block {
   std::size_t bytes = 0;
   MemoryKind kind = MemoryKind::kDevice;
+  int device = 0;
   std::shared_ptr<HeldMemory> owner;  ///< Account of the thread that has allocated it.
 };
 std::mutex blocks_mutex;
-std::map<std::uintptr_t, Block> blocks;  ///< By address, all that are not freed. Guarded by blocks_mutex.
+std::map<std::uintptr_t, Block> blocks;  ///< By address, all that are not freed. Guarded by blocks_mutex, as is:
+std::map<int, std::size_t> limits;       ///< Of devices that have one.
 thread_local const auto held = std::make_shared<HeldMemory>();
 
 std::atomic<int> successes_left = -1;
-constexpr std::size_t kMuchMemory = std::size_t{1} << 36;
 thread_local std::size_t free_bytes = kMuchMemory;
+
+struct DeviceBytes {
+  std::size_t free = 0;
+  std::size_t total = 0;
+};
+/// Returns what the current device has.
+DeviceBytes device_bytes() {
+  const std::lock_guard lock(blocks_mutex);
+  const auto limit = limits.find(device_of(nullptr));
+  if (limit == limits.end()) return {kMuchMemory, kMuchMemory};
+  std::size_t used = 0;
+  for (const auto& [at, block] : blocks) {
+    if (block.kind == MemoryKind::kDevice && block.device == limit->first) used += block.bytes;
+  }
+  return {limit->second - std::min(used, limit->second), limit->second};
+}
 
 void hold(const void* at, std::size_t bytes, MemoryKind kind) {
   const std::lock_guard lock(blocks_mutex);
-  blocks[reinterpret_cast<std::uintptr_t>(at)] = {bytes, kind, held};
+  blocks[reinterpret_cast<std::uintptr_t>(at)] = {bytes, kind, device_of(nullptr), held};
   (kind == MemoryKind::kDevice ? held->device : held->pinned) += bytes;
   held->most_device = std::max(held->most_device, held->device);
   held->most_pinned = std::max(held->most_pinned, held->pinned);
@@ -49,6 +66,7 @@ void let_go(const void* at) {
 cudaError_t allocate(void** at, std::size_t bytes, MemoryKind kind) {
   if (const cudaError_t error = enter_unsafe(); error != cudaSuccess) return error;
   if (successes_left == 0) return kept(cudaErrorMemoryAllocation);
+  if (kind == MemoryKind::kDevice && bytes > device_bytes().free) return kept(cudaErrorMemoryAllocation);
   if (successes_left > 0) --successes_left;
   *at = allocate_memory(kind, bytes);
   if (*at == nullptr) return kept(cudaErrorMemoryAllocation);
@@ -96,6 +114,11 @@ void forget_most_memory() {
 }
 void fail_allocation_after(int successes) { successes_left = successes; }
 void free_memory(std::size_t bytes) { free_bytes = bytes; }
+void limit_memory(int device, std::size_t bytes) {
+  const std::lock_guard lock(blocks_mutex);
+  limits.erase(device);
+  if (bytes != kMuchMemory) limits[device] = bytes;
+}
 
 }  // namespace sparsecast::emulation
 
@@ -105,8 +128,9 @@ cudaError_t cudaMallocHost(void** at, std::size_t bytes) { return allocate(at, b
 cudaError_t cudaFreeHost(void* at) { return release(at); }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
-  *free = free_bytes;
-  *total = kMuchMemory;
+  const DeviceBytes bytes = device_bytes();
+  *free = std::min(free_bytes, bytes.free);
+  *total = bytes.total;
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* at) {

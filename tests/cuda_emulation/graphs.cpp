@@ -27,6 +27,12 @@ std::mutex captures_mutex;
 std::vector<Capture> captures;  ///< All that have begun and not ended. Guarded by captures_mutex.
 thread_local cudaStreamCaptureMode mode_of_thread = cudaStreamCaptureModeGlobal;
 
+struct Launch {
+  const CUgraph_st* graph = nullptr;
+  cudaStream_t stream = nullptr;
+};
+thread_local Launch running;  ///< The graph that this thread is launching.
+
 /// Returns the capture that has ended with this call.
 Capture end(CUgraph_st* graph) {
   const std::lock_guard lock(captures_mutex);
@@ -48,6 +54,11 @@ bool capture(cudaStream_t stream, std::function<void(cudaStream_t)> operation) {
   });
   if (stream != graph.first) graph.behind[stream] = 0;
   return true;
+}
+
+int running_priority(cudaStream_t stream) {
+  const bool of_launch = running.graph != nullptr && !running.graph->node_priorities;
+  return priority_of(of_launch ? running.stream : stream);
 }
 
 cudaError_t enter_unsafe() {
@@ -97,24 +108,25 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
               : wrong_thread    ? cudaErrorStreamCaptureWrongThread
                                 : cudaErrorStreamCaptureUnjoined);
 }
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags) {
   if (const cudaError_t error = enter_unsafe(); error != cudaSuccess) return error;
   *executable = new CUgraph_st(*graph);
+  (*executable)->node_priorities = (flags & cudaGraphInstantiateFlagUseNodePriority) != 0;
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   sparsecast::emulation::count(&sparsecast::emulation::RuntimeCounts::launches);
+  running = {executable, stream};
   for (const auto& operation : executable->operations) operation(stream);
+  running = {};
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   delete graph;
-  return cudaSuccess;
+  return enter();
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  if (const cudaError_t error = enter_unsafe(); error != cudaSuccess) return error;
   delete executable;
-  return cudaSuccess;
+  return enter_unsafe();
 }

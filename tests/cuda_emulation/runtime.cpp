@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -29,13 +30,19 @@ thread_local RuntimeCounts counts_of_thread;
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int busy_questions = 0;
+thread_local std::chrono::steady_clock::time_point busy_until;
 thread_local bool deferring = false;
 thread_local std::vector<std::function<void()>> deferred;
 std::atomic<bool> capturing = false;
 std::mutex loaded_mutex;
-std::set<const void*> loaded;  ///< Kernels.
+std::set<const void*> loaded;         ///< Kernels.
+std::set<const void*> shared_memory;  ///< Kernels that prefer the most of it.
+std::atomic<int> lacking = -1;        ///< Attribute that devices do not have.
 constexpr int kDevices = 2;
 std::array<std::atomic<bool>, kDevices> contexts{};
+std::array<std::atomic<cudaError_t>, kDevices> broken{};
+
+std::atomic<cudaError_t>& error_of_device() { return broken.at(static_cast<std::size_t>(current_device)); }
 
 /// `copy` moves the bytes, now or later; what it touches was said when it was enqueued.
 void enqueue(std::function<void()> copy) {
@@ -64,9 +71,15 @@ void touch(const void* at, std::size_t bytes, bool writes, const void* place) {
 /// Counts a query; returns whether the test wants the device to be busy.
 bool is_busy() {
   count(&RuntimeCounts::queries);
+  if (std::chrono::steady_clock::now() < busy_until) return true;
   if (busy_questions == 0) return false;
   --busy_questions;
   return true;
+}
+
+bool contains(const std::set<const void*>& kernels, const void* kernel) {
+  const std::lock_guard lock(loaded_mutex);
+  return kernels.contains(kernel);
 }
 
 void wait_for(cudaStream_t stream) {
@@ -84,12 +97,13 @@ cudaError_t kept(cudaError_t error) {
 }
 cudaError_t enter() {
   contexts.at(static_cast<std::size_t>(current_device)) = true;
-  return cudaSuccess;
+  return kept(error_of_device());
 }
 orders::Agent& agent_of(cudaStream_t stream) {
   static CUstream_st standard;
   return stream != nullptr ? stream->agent : standard.agent;
 }
+int device_of(cudaStream_t stream) { return stream != nullptr ? stream->device : current_device; }
 void count(std::size_t RuntimeCounts::*what, std::size_t more) {
   const std::lock_guard lock(counts_mutex);
   counts.*what += more;
@@ -102,29 +116,35 @@ RuntimeCounts runtime_counts() {
 }
 RuntimeCounts thread_counts() { return counts_of_thread; }
 RuntimeCounts RuntimeCounts::since(const RuntimeCounts& before) const {
-  return {allocations - before.allocations, live_allocations - before.live_allocations,
-          objects - before.objects,         copied_bytes - before.copied_bytes,
-          queries - before.queries,         copies - before.copies,
-          bus_bytes - before.bus_bytes,     launches - before.launches,
-          late_loads - before.late_loads,   pageable_copies - before.pageable_copies};
+  return {allocations - before.allocations,
+          live_allocations - before.live_allocations,
+          objects - before.objects,
+          copied_bytes - before.copied_bytes,
+          queries - before.queries,
+          copies - before.copies,
+          bus_bytes - before.bus_bytes,
+          launches - before.launches,
+          late_loads - before.late_loads,
+          kernels - before.kernels,
+          urgent_kernels - before.urgent_kernels,
+          shared_memory_kernels - before.shared_memory_kernels,
+          pageable_copies - before.pageable_copies};
 }
 void capture_streams(bool capture) { capturing = capture; }
 cudaError_t launch_grid(cudaStream_t stream, unsigned ctas, unsigned threads, const void* kernel,
                         std::function<void()> call) {
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
-  if (capture(stream, [=](cudaStream_t to) { run_grid(to, ctas, threads, call); })) return cudaSuccess;
+  if (device_of(stream) != current_device) return kept(cudaErrorInvalidResourceHandle);
+  const auto run = [=, call = std::move(call)](cudaStream_t on) {
+    count(&RuntimeCounts::kernels);
+    if (running_priority(on) < 0) count(&RuntimeCounts::urgent_kernels);
+    if (contains(shared_memory, kernel)) count(&RuntimeCounts::shared_memory_kernels);
+    run_grid(on, ctas, threads, call);
+  };
+  if (capture(stream, run)) return cudaSuccess;
   count(&RuntimeCounts::launches);
-  {
-    const std::lock_guard lock(loaded_mutex);
-    if (!loaded.contains(kernel)) count(&RuntimeCounts::late_loads);
-  }
-  run_grid(stream, ctas, threads, call);
-  return cudaSuccess;
-}
-cudaError_t load_kernel(const void* kernel) {
-  if (const cudaError_t error = enter_unsafe(); error != cudaSuccess) return error;
-  const std::lock_guard lock(loaded_mutex);
-  loaded.insert(kernel);
+  if (!contains(loaded, kernel)) count(&RuntimeCounts::late_loads);
+  run(stream);
   return cudaSuccess;
 }
 bool has_context(int device) { return contexts.at(static_cast<std::size_t>(device)); }
@@ -139,26 +159,23 @@ void finish_copies() {
   for (const std::function<void()>& copy : std::exchange(deferred, {})) copy();
 }
 void be_busy(int questions) { busy_questions = questions; }
+void be_busy_for(std::chrono::milliseconds time) { busy_until = std::chrono::steady_clock::now() + time; }
+void break_device(int device, cudaError_t error) { broken.at(static_cast<std::size_t>(device)) = error; }
+void lack(cudaDeviceAttr attribute, bool lacks) { lacking = lacks ? attribute : -1; }
 
 OnStream::OnStream(cudaStream_t stream) {
   if constexpr (kWatched) operation_.emplace(agent_of(stream));
 }
 
-TestEvent::TestEvent() : event_(new CUevent_st) {}
+TestEvent::TestEvent() : event_(new CUevent_st) { event_->device = current_device; }
 TestEvent::~TestEvent() { delete event_; }
 int TestEvent::records() const { return event_->records; }
 int TestEvent::waits() const { return event_->waits; }
 
 }  // namespace sparsecast::emulation
 
-cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaGetLastError() { return std::exchange(last_error, error_of_device()); }
 cudaError_t cudaPeekAtLastError() { return last_error; }
-const char* cudaGetErrorName(cudaError_t error) {
-  return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorInvalidValue";
-}
-const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaErrorMemoryAllocation ? "out of memory" : "invalid argument";
-}
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = kDevices;
   return cudaSuccess;
@@ -184,6 +201,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : attribute == cudaDevAttrComputeCapabilityMinor ? 0 : 2;
+  if (attribute == lacking) *value = 0;
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
@@ -225,6 +243,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, 
 }
 cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t stream) {
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
+  if (device_of(stream) != current_device) return kept(cudaErrorInvalidResourceHandle);
   const void* const place = __builtin_return_address(0);
   const auto set = [=](cudaStream_t on) {
     const OnStream on_stream(on);
@@ -234,6 +253,18 @@ cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t
     });
   };
   if (!capture(stream, set)) set(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) {
+  if (const cudaError_t error = enter_unsafe(); error != cudaSuccess) return error;
+  const std::lock_guard lock(loaded_mutex);
+  loaded.insert(kernel);
+  return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
+  if (const cudaError_t error = enter_unsafe(); error != cudaSuccess) return error;
+  const std::lock_guard lock(loaded_mutex);
+  if (value == cudaSharedmemCarveoutMaxShared) shared_memory.insert(kernel);
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
@@ -264,27 +295,28 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   *stream = new CUstream_st;
+  (*stream)->device = current_device;
+  (*stream)->priority = priority;
   count(&RuntimeCounts::objects);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   delete stream;
-  return cudaSuccess;
+  return enter();
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   *event = new CUevent_st;
+  (*event)->device = current_device;
   count(&RuntimeCounts::objects);
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   delete event;
-  return cudaSuccess;
+  return enter();
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
@@ -294,6 +326,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
+  if (event->device != device_of(stream)) return kept(cudaErrorInvalidResourceHandle);
   ++event->records;
   const auto record = [=](cudaStream_t on) {
     if constexpr (kWatched) orders::record(agent_of(on), event->before);

@@ -4,6 +4,7 @@
 // The functions of the CUDA runtime that host code calls, on host memory, and synchronous unless copies are deferred.
 // Thread-safe.
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -25,6 +26,7 @@ struct CUgraph_st {
   std::set<cudaStream_t> joined;               ///< Streams that are captured as well.
   std::set<CUevent_st*> events;                ///< Whose last record was captured.
   std::map<cudaStream_t, std::size_t> behind;  ///< For each of them, the operations that `first` waits for.
+  bool node_priorities = false;                ///< Kernels have the priority of their stream, not of the launch.
 };
 using cudaGraph_t = CUgraph_st*;
 using cudaGraphExec_t = CUgraph_st*;
@@ -35,6 +37,7 @@ struct CUevent_st {
   CUgraph_st* graph = nullptr;                  ///< Where the last record was captured.
   cudaStream_t stream = nullptr;                ///< From which it was captured then,
   std::size_t operations = 0;                   ///< behind so many operations of the graph.
+  int device = 0;
 };
 using cudaEvent_t = CUevent_st*;
 
@@ -49,6 +52,7 @@ enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorCudartUnloading = 4,
   cudaErrorInvalidPitchValue = 12,
   cudaErrorStubLibrary = 34,
   cudaErrorInsufficientDriver = 35,
@@ -59,11 +63,19 @@ enum cudaError_t {
   cudaErrorInvalidDevice = 101,
   cudaErrorInvalidKernelImage = 200,
   cudaErrorNoKernelImageForDevice = 209,
+  cudaErrorECCUncorrectable = 214,
+  cudaErrorNvlinkUncorrectable = 220,
   cudaErrorJitCompilerNotFound = 221,
   cudaErrorUnsupportedPtxVersion = 222,
   cudaErrorJitCompilationDisabled = 223,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
+  cudaErrorIllegalAddress = 700,
+  cudaErrorLaunchOutOfResources = 701,
+  cudaErrorLaunchTimeout = 702,
+  cudaErrorAssert = 710,
+  cudaErrorHardwareStackError = 714,
+  cudaErrorLaunchFailure = 719,
   cudaErrorSystemNotReady = 802,
   cudaErrorSystemDriverMismatch = 803,
   cudaErrorCompatNotSupportedOnDevice = 804,
@@ -80,8 +92,11 @@ enum cudaDeviceAttr {
   cudaDevAttrMemoryClockRate = 36,
   cudaDevAttrGlobalMemoryBusWidth = 37,
   cudaDevAttrComputeCapabilityMajor = 75,
-  cudaDevAttrComputeCapabilityMinor = 76
+  cudaDevAttrComputeCapabilityMinor = 76,
+  cudaDevAttrConcurrentManagedAccess = 89
 };
+struct cudaFuncAttributes {};
+enum cudaFuncAttribute { cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0 };
 enum cudaLimit { cudaLimitMaxL2FetchGranularity = 5 };
 struct cudaUUID_t {
@@ -104,6 +119,8 @@ struct cudaDeviceProp {
 inline constexpr unsigned cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaEventDisableTiming = 2;
 inline constexpr unsigned long long cudaEnableDefault = 0;
+inline constexpr unsigned long long cudaGraphInstantiateFlagUseNodePriority = 8;
+inline constexpr int cudaSharedmemCarveoutMaxShared = 100;
 #define CUDART_VERSION 13000
 
 /// Returns the last error of the calling thread and clears it.
@@ -124,7 +141,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
 /// New memory holds random bytes.
 cudaError_t cudaMalloc(void** at, std::size_t bytes);
 cudaError_t cudaFree(void* at);
-/// Says what free_memory() has set.
+/// Says what free_memory() has set, or what is left of limit_memory() if that is less.
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total);
 /// All memory that is not pinned counts as the current device's.
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* at);
@@ -134,6 +151,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
                               std::size_t width, std::size_t height, cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t stream);
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
@@ -141,6 +160,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
+/// Refuses an event and a stream of different devices, as kernels and memsets refuse streams of another device than the
+/// current one. Copies, queries and waits may be of any device.
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
@@ -167,6 +188,8 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end);
 
 namespace sparsecast::emulation {
 
+inline constexpr std::size_t kMuchMemory = std::size_t{1} << 36;
+
 /// Runs an operation of the device for a stream.
 class OnStream {
  public:
@@ -181,13 +204,16 @@ class OnStream {
 struct RuntimeCounts {
   std::size_t allocations = 0;
   std::size_t live_allocations = 0;
-  std::size_t objects = 0;       ///< Streams and events that were made.
-  std::size_t copied_bytes = 0;  ///< Bytes copied by cudaMemcpyAsync and cudaMemcpy2DAsync.
-  std::size_t queries = 0;       ///< Of streams and events; each answers at once, so these are the host's waits.
-  std::size_t copies = 0;        ///< Calls of these two functions.
-  std::size_t bus_bytes = 0;     ///< Bytes that they copied between host and device.
-  std::size_t launches = 0;      ///< Launches by the host, of kernels and of graphs.
-  std::size_t late_loads = 0;    ///< Launches of kernels that nothing had loaded before.
+  std::size_t objects = 0;         ///< Streams and events that were made.
+  std::size_t copied_bytes = 0;    ///< Bytes copied by cudaMemcpyAsync and cudaMemcpy2DAsync.
+  std::size_t queries = 0;         ///< Of streams and events; each answers at once, so these are the host's waits.
+  std::size_t copies = 0;          ///< Calls of these two functions.
+  std::size_t bus_bytes = 0;       ///< Bytes that they copied between host and device.
+  std::size_t launches = 0;        ///< Launches by the host, of kernels and of graphs.
+  std::size_t late_loads = 0;      ///< Launches of kernels that nothing had loaded before.
+  std::size_t kernels = 0;         ///< That ran, also by graphs.
+  std::size_t urgent_kernels = 0;  ///< Of these, with a higher priority than the usual one.
+  std::size_t shared_memory_kernels = 0;  ///< Of these, that prefer the most shared memory.
   /// Copies between the device and memory of the host that is not pinned: they may block beyond any deadline.
   std::size_t pageable_copies = 0;
 
@@ -218,8 +244,6 @@ void forget_contexts();
 /// Runs a kernel on a grid for a stream, or captures it, and counts the launch.
 cudaError_t launch_grid(cudaStream_t stream, unsigned ctas, unsigned threads, const void* kernel,
                         std::function<void()> call);
-/// Notes that a kernel was loaded.
-cudaError_t load_kernel(const void* kernel);
 /// Delays the copies of this thread as long as CUDA may: until the host queries a stream, a launch, or the release of
 /// memory. A copy that the program orders wrongly then has wrong bytes. False ends it.
 void defer_copies(bool defer);
@@ -229,9 +253,19 @@ void finish_copies();
 void capture_streams(bool capture);
 /// Answers that many of the next queries of this thread whether a stream is done with cudaErrorNotReady.
 void be_busy(int questions);
+/// Does so for some time.
+void be_busy_for(std::chrono::milliseconds time);
 /// Makes the allocation after `successes` more fail; a negative number means none.
 void fail_allocation_after(int successes);
 /// Sets the bytes that devices say they have free, for this thread; at first it is much.
 void free_memory(std::size_t bytes);
+/// Sets the memory that a device has; at first it is much. Memory that was allocated while the device was current
+/// counts.
+void limit_memory(int device, std::size_t bytes = kMuchMemory);
+/// Makes every call with that device as the current one fail from now on, as after an illegal access of a kernel; with
+/// cudaSuccess no longer.
+void break_device(int device, cudaError_t error);
+/// Makes the attribute 0 on all devices, or what it was at first.
+void lack(cudaDeviceAttr attribute, bool lacks);
 
 }  // namespace sparsecast::emulation

@@ -13,6 +13,8 @@
 struct CUstream_st {
   sparsecast::emulation::orders::Agent agent = sparsecast::emulation::orders::make_agent();
   CUgraph_st* graph = nullptr;  ///< Into which it is being captured.
+  int device = 0;
+  int priority = 0;  ///< Lower numbers go first.
 };
 
 namespace sparsecast::emulation {
@@ -31,6 +33,11 @@ void count(std::size_t RuntimeCounts::*what, std::size_t more = 1);
 bool is_pinned(const void* at);
 
 orders::Agent& agent_of(cudaStream_t stream);
+/// Returns the device of a stream; for the default stream the current one.
+int device_of(cudaStream_t stream);
+inline int priority_of(cudaStream_t stream) { return stream != nullptr ? stream->priority : 0; }
+/// Returns the priority at which a kernel of the stream runs, which a graph that is being launched may decide.
+int running_priority(cudaStream_t stream);
 inline bool is_captured(cudaStream_t stream) { return stream != nullptr && stream->graph != nullptr; }
 /// Adds an operation of the stream to the graph into which it is captured. Returns false if it is not.
 bool capture(cudaStream_t stream, std::function<void(cudaStream_t)> operation);
