@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <thread>
 
+#include "core/poll_pause.hpp"
 #include "cuda/common/streams.hpp"
 
 namespace sparsecast::cuda {
@@ -39,11 +39,12 @@ class HostWait {
   void wait(cudaStream_t stream, const char* verb) const {
     record(behind_.get(), stream);
     const auto end = std::chrono::steady_clock::now() + deadline_;
+    const PollPause pace;
     while (!passed()) {
       if (std::chrono::steady_clock::now() > end) {
         throw Error(ErrorCode::kTimeout, fmt::format("the device did not {} within {} ms", verb, deadline_.count()));
       }
-      std::this_thread::yield();
+      pace.pause();
     }
   }
 

@@ -4,9 +4,7 @@
 #include "transport/nccl/watchdog.hpp"
 
 #include <fmt/format.h>
-#include <sched.h>
 
-#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <utility>
@@ -16,7 +14,6 @@
 namespace sparsecast {
 namespace {
 
-using std::chrono::microseconds;
 using std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kStopPatience{10};
@@ -73,21 +70,6 @@ void check_nccl(const NcclFunctions& nccl, ncclResult_t result, ncclComm_t commu
   std::string text = fmt::format("{}: {}", call, nccl.get_error_string(result));
   if (detail != nullptr && *detail != '\0') text += fmt::format(" ({})", detail);
   throw Error(code_of(result), text);
-}
-
-void PollPause::pause() {
-  constexpr microseconds kSpin{50};
-  constexpr microseconds kYield{2000};
-  constexpr microseconds kShortest{20};
-  constexpr microseconds kLongest{500};
-  const auto waited = steady_clock::now() - start_;
-  if (waited < kSpin) return;
-  if (waited < kYield) {
-    sched_yield();
-    return;
-  }
-  sleep_ = std::clamp(sleep_ * 2, kShortest, kLongest);
-  std::this_thread::sleep_for(sleep_);
 }
 
 void Watchdog::look(ncclComm_t communicator, Deadline deadline, const std::string& what, unsigned turn) {

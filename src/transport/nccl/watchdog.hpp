@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "core/poll_pause.hpp"
 #include "sparsecast/control_channel.hpp"
 #include "transport/nccl/device_api.hpp"
 #include "transport/nccl/nccl_library.hpp"
@@ -24,16 +25,6 @@ ncclComm_t communicator_in(const NewCommunicator& made) noexcept;
 
 /// Throws unless the result is good or in progress; with NCCL's own words.
 void check_nccl(const NcclFunctions& nccl, ncclResult_t result, ncclComm_t communicator, const std::string& call);
-
-class PollPause {
- public:
-  /// Spins, then yields, then sleeps a little longer each time.
-  void pause();
-
- private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::chrono::microseconds sleep_{0};
-};
 
 class Watchdog {
  public:
