@@ -167,8 +167,8 @@ void DeviceApplier::State::reserve_entries() {
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     if (entries * (4 + plan_.widest) > free / kEntriesOfFree) return;
     try {
-      entry_positions_ = DeviceMemory(entries * sizeof(std::uint32_t));
-      entry_words_ = DeviceMemory(entries * plan_.widest);
+      entry_positions_ = DeviceMemory(entries * sizeof(std::uint32_t), "entries");
+      entry_words_ = DeviceMemory(entries * plan_.widest, "entries");
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnsupported) throw;
       entry_positions_ = DeviceMemory();
@@ -184,9 +184,9 @@ void DeviceApplier::State::reserve_entries() {
 void DeviceApplier::State::reserve_context() {
   received_.entry_word_bytes = plan_.widest;
   try {
-    reserve(entry_positions_, changed_ * sizeof(std::uint32_t));
-    reserve(entry_words_, changed_ * plan_.widest);
-    reserve(context_changes_, changed_ * sizeof(std::uint32_t));
+    reserve(entry_positions_, changed_ * sizeof(std::uint32_t), "entries");
+    reserve(entry_words_, changed_ * plan_.widest, "entries");
+    reserve(context_changes_, changed_ * sizeof(std::uint32_t), "entries");
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
     throw error.within(fmt::format("{} changes with 'context' positions", changed_));
@@ -221,7 +221,7 @@ void DeviceApplier::State::validate(std::span<const StreamFrames> deltas) {
   host_.wait(device_stream_.stream, "validate");
   const std::uint64_t input_error = std::min(decision().directory_input_error, decision().block_input_error);
   if (input_error != kNoInputError) explain(input_error, deltas);
-  if (keeps_replaced()) reserve(undo_, decision().undo_bytes);
+  if (keeps_replaced()) reserve(undo_, decision().undo_bytes, "replaced bits");
 }
 
 /// Decodes a block on the CPU; one with `context` positions with a copy of the live tensor.

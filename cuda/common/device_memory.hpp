@@ -4,10 +4,14 @@
 // Owners of device memory and of pinned host memory. After work that could not be stopped they leave it behind
 // (core/unstopped_work.hpp).
 
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 
+#include "core/memory_shortage.hpp"
 #include "core/unstopped_work.hpp"
 #include "cuda/common/device_guard.hpp"
 
@@ -21,15 +25,18 @@ class OwnedMemory {
  public:
   OwnedMemory() = default;
   /// Allocates `bytes` bytes, aligned to at least 256; nothing for 0 bytes. Throws Error{kUnsupported} if there is not
-  /// enough memory.
-  explicit OwnedMemory(std::size_t bytes) : bytes_(bytes) {
+  /// enough memory, not even after the program has released what it keeps (core/memory_shortage.hpp). The message names
+  /// the purpose, and what memory the device has.
+  explicit OwnedMemory(std::size_t bytes, const char* purpose = "tables") : bytes_(bytes) {
     if (bytes == 0) return;
     device_ = current_device();
-    if constexpr (kKind == MemoryKind::kDevice) {
-      check(cudaMalloc(&at_, bytes), "cudaMalloc");
-    } else {
-      check(cudaMallocHost(&at_, bytes), "cudaMallocHost");
+    cudaError_t result = allocate();
+    if (result == cudaErrorMemoryAllocation && kKind == MemoryKind::kDevice && release_cached_memory()) {
+      static_cast<void>(cudaGetLastError());
+      result = allocate();
     }
+    if (result == cudaErrorMemoryAllocation) refuse(purpose);
+    check(result, kCall);
   }
   OwnedMemory(OwnedMemory&& other) noexcept
       : at_(std::exchange(other.at_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), device_(other.device_) {}
@@ -52,6 +59,23 @@ class OwnedMemory {
   std::size_t bytes() const noexcept { return bytes_; }
 
  private:
+  static constexpr const char* kCall = kKind == MemoryKind::kDevice ? "cudaMalloc" : "cudaMallocHost";
+
+  cudaError_t allocate() {
+    return kKind == MemoryKind::kDevice ? cudaMalloc(&at_, bytes_) : cudaMallocHost(&at_, bytes_);
+  }
+  [[noreturn]] void refuse(const char* purpose) const {
+    std::string text = fmt::format("{}: out of memory: {} bytes{} for {}", kCall, bytes_,
+                                   kKind == MemoryKind::kDevice ? "" : " of pinned memory of the host", purpose);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (kKind == MemoryKind::kDevice && cudaMemGetInfo(&free, &total) == cudaSuccess) {
+      text += fmt::format("; device {} has {} bytes free, of {}", device_, free, total);
+    }
+    static_cast<void>(cudaGetLastError());
+    throw Error(ErrorCode::kUnsupported, text);
+  }
+
   void* at_ = nullptr;
   std::size_t bytes_ = 0;
   int device_ = 0;  ///< That was current when it was allocated.
@@ -63,10 +87,10 @@ using PinnedMemory = OwnedMemory<MemoryKind::kPinnedHost>;
 /// Makes `memory` hold at least `bytes` bytes. If it has to grow, it grows to one and a half times that, and its
 /// contents are lost.
 template <MemoryKind kKind>
-void reserve(OwnedMemory<kKind>& memory, std::uint64_t bytes) {
+void reserve(OwnedMemory<kKind>& memory, std::uint64_t bytes, const char* purpose = "tables") {
   if (bytes <= memory.bytes()) return;
   memory = OwnedMemory<kKind>();
-  memory = OwnedMemory<kKind>(bytes + bytes / 2);
+  memory = OwnedMemory<kKind>(bytes + bytes / 2, purpose);
 }
 
 /// Enqueues a copy; does nothing for 0 bytes, for which the pointers may be null.

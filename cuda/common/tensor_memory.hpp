@@ -14,16 +14,16 @@ template <MemoryKind kKind>
 class TensorMemory {
  public:
   TensorMemory() = default;
-  /// bytes_of(spec) returns the size of the range of a tensor in bytes.
+  /// bytes_of(spec) returns the size of the range of a tensor in bytes. Errors name the purpose.
   template <class BytesOf>
-  TensorMemory(const TensorTable& table, const BytesOf& bytes_of) {
+  TensorMemory(const TensorTable& table, const BytesOf& bytes_of, const char* purpose = "tensors") {
     constexpr std::uint64_t kAlignment = 256;
     std::uint64_t used = 0;
     for (const TensorSpec& spec : table) {
       offsets_.push_back(used);
       used += (bytes_of(spec) + kAlignment - 1) / kAlignment * kAlignment;
     }
-    memory_ = OwnedMemory<kKind>(used);
+    memory_ = OwnedMemory<kKind>(used, purpose);
   }
 
   std::size_t size() const noexcept { return offsets_.size(); }

@@ -24,7 +24,7 @@ SnapshotPrefetch::SnapshotPrefetch(TilePlan& plan, const HostWait& host) : plan_
   std::uint64_t largest = 0;
   for (std::uint32_t c = 0; c < plan.chunks.size(); ++c) largest = std::max(largest, lay_out(c));
   for (std::size_t b = 0; b < std::min<std::size_t>(2, plan.chunks.size()); ++b) {
-    buffers_[b].memory = DeviceMemory(largest);
+    buffers_[b].memory = DeviceMemory(largest, "chunks of the pinned snapshot");
   }
   for (std::uint32_t c = 0; c < plan.chunks.size(); ++c) place(c);
   d_entries_ = DeviceMemory(entries_.size() * sizeof(TensorEntry));

@@ -43,7 +43,7 @@ Pipeline ChunkSets::enter(Pipeline pipeline, std::uint32_t chunk) const {
 void ChunkSets::allocate_entries(std::uint64_t count) {
   std::array<std::pair<DeviceMemory, DeviceMemory>, 2> memory;
   for (std::size_t s = 0; s < count_; ++s) {
-    memory[s] = {DeviceMemory(count * sizeof(std::uint16_t)), DeviceMemory(count * word_bytes_)};
+    memory[s] = {DeviceMemory(count * sizeof(std::uint16_t), "entries"), DeviceMemory(count * word_bytes_, "entries")};
   }
   for (std::size_t s = 0; s < count_; ++s) {
     sets_[s].entry_positions = std::move(memory[s].first);

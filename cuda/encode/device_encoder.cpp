@@ -58,7 +58,7 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
   pipeline_.scratch_stride = context_ ? context_scratch_bytes(plan_.widest) : scratch_bytes(plan_.widest);
   unsigned ctas = encode_grid(plan_.chunk_tiles, device_stream_);
   if (context_) ctas = std::max(ctas, context_grid(plan_.chunk_tiles, device_stream_));
-  scratch_ = DeviceMemory(ctas * pipeline_.scratch_stride);
+  scratch_ = DeviceMemory(ctas * pipeline_.scratch_stride, "scratch");
   pipeline_.scratch = scratch_.as();
 
   records_ = DeviceMemory(plan_.tiles.size() * sizeof(BlockRecord));
@@ -86,10 +86,10 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
 
   const std::uint64_t wanted =
       device.arena_bytes != 0 ? device.arena_bytes : plan_.chunk_room_bytes + table_bytes_ / 16;
-  arena_ = DeviceMemory(std::clamp(wanted, plan_.chunk_room_bytes, plan_.worst_bytes));
+  arena_ = DeviceMemory(std::clamp(wanted, plan_.chunk_room_bytes, plan_.worst_bytes), "payloads");
   pipeline_.arena = arena_.as();
   pipeline_.arena_bytes = arena_.bytes();
-  frame_memory_ = DeviceMemory(device.frame_bytes != 0 ? device.frame_bytes : table_bytes_ / 16);
+  frame_memory_ = DeviceMemory(device.frame_bytes != 0 ? device.frame_bytes : table_bytes_ / 16, "frames");
   pipeline_.frame_memory = frame_memory_.as();
   pipeline_.frame_memory_bytes = frame_memory_.bytes();
   if (device.overlap && plan_.chunks.size() > 1 && !device.after_step) encode_stream_ = std::make_unique<Stream>(true);
@@ -226,7 +226,7 @@ void DeviceEncoder::State::wait_for_counts() {
 void DeviceEncoder::State::grow_arena() {
   const TraceRange<"device_encode.grow"> range({.bytes = counts().arena_used});
   const std::uint64_t needed = counts().arena_used + plan_.chunks[counts().next_chunk].worst_bytes;
-  DeviceMemory larger(std::min(std::max(needed, 2 * pipeline_.arena_bytes), plan_.worst_bytes));
+  DeviceMemory larger(std::min(std::max(needed, 2 * pipeline_.arena_bytes), plan_.worst_bytes), "payloads");
   copy_async(larger.as(), arena_.as(), counts().arena_used, cudaMemcpyDeviceToDevice, device_stream_.stream);
   check(cudaMemsetAsync(&pipeline_.control->stopped, 0, sizeof(Control::stopped), device_stream_.stream),
         "cudaMemsetAsync");
@@ -241,7 +241,7 @@ void DeviceEncoder::State::grow_arena() {
 bool DeviceEncoder::State::grow_frames() {
   if (counts().frames_bytes <= frame_memory_.bytes()) return false;
   frame_memory_ = DeviceMemory();
-  frame_memory_ = DeviceMemory(counts().frames_bytes);
+  frame_memory_ = DeviceMemory(counts().frames_bytes, "frames");
   pipeline_.frame_memory = frame_memory_.as();
   pipeline_.frame_memory_bytes = frame_memory_.bytes();
   return true;

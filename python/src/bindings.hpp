@@ -33,6 +33,7 @@ using ReleaseGil = nb::call_guard<GilRelease>;
 void bind_interrupts(nb::module_& m);
 void bind_errors(nb::module_& m);
 void bind_memory(nb::module_& m);
+void bind_memory_shortage(nb::module_& m);
 void bind_tables(nb::module_& m);
 void bind_layouts(nb::module_& m);
 void bind_channels(nb::module_& m);

@@ -25,6 +25,7 @@ NB_MODULE(_core, m) {
   bind_interrupts(m);
   bind_errors(m);
   bind_memory(m);
+  bind_memory_shortage(m);
   bind_tables(m);
   bind_layouts(m);
   bind_channels(m);

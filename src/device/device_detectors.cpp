@@ -79,7 +79,8 @@ class DeviceSnapshot final : public DeviceDetector {
       : DeviceDetector(std::move(origin)), live_(std::move(live)), snapshot_(std::move(snapshot)) {
     if (snapshot_.empty() && table->size() != 0) {
       require_contiguous(*table, live_, "a snapshot that the detector makes");
-      copy_ = cuda::TensorMemory<kKind>(*table, [](const TensorSpec& spec) { return spec.bytes(); });
+      copy_ = cuda::TensorMemory<kKind>(
+          *table, [](const TensorSpec& spec) { return spec.bytes(); }, "the snapshot");
       copy_tensors(*table, live_, context, copy_);
       for (std::size_t t = 0; t < table->size(); ++t) {
         snapshot_.push_back(ref_to((*table)[t], copy_[t], context.device()));
@@ -122,7 +123,8 @@ class PinnedSnapshot final : public DeviceDetector {
   PinnedSnapshot(DeviceDetector::Origin origin, std::vector<TensorRef> live)
       : DeviceDetector(std::move(origin)), live_(std::move(live)) {
     require_contiguous(*table, live_, "a pinned snapshot");
-    copy_ = cuda::TensorMemory<MemoryKind::kPinnedHost>(*table, [](const TensorSpec& spec) { return spec.bytes(); });
+    copy_ = cuda::TensorMemory<MemoryKind::kPinnedHost>(
+        *table, [](const TensorSpec& spec) { return spec.bytes(); }, "the snapshot");
     copy_tensors(*table, live_, context, copy_);
   }
 
@@ -185,8 +187,8 @@ class Mask final : public DeviceDetector {
   Mask(DeviceDetector::Origin origin, std::vector<TensorRef> live)
       : DeviceDetector(std::move(origin)),
         live_(std::move(live)),
-        flags_(*table, mask_bytes),
-        in_flight_(*table, mask_bytes) {
+        flags_(*table, mask_bytes, "the mask"),
+        in_flight_(*table, mask_bytes, "the mask") {
     check_refs(*table, live_, "live");
     require_contiguous(*table, live_, "a mask");
     device_ = cuda::on_current_device(context.stream());

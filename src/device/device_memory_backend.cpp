@@ -49,7 +49,7 @@ void copy_rows(const RowsAt<std::byte>& to, const RowsAt<const std::byte>& from,
 void make_room(cuda::PinnedMemory& memory, std::uint64_t bytes) {
   if (memory.bytes() >= bytes) return;
   memory = cuda::PinnedMemory();
-  memory = cuda::PinnedMemory(bytes);
+  memory = cuda::PinnedMemory(bytes, "an anchor");
 }
 
 /// Copies of the regions of a route between their tensors and pinned memory, in which their elements follow one
@@ -232,7 +232,7 @@ class DeviceMemoryBackend final : public MemoryBackend {
  private:
   template <class Memory>
   static Allocation owned(std::uint64_t bytes) {
-    const auto memory = std::make_shared<Memory>(bytes);
+    const auto memory = std::make_shared<Memory>(bytes, "copies of tensors");
     return {memory, memory->template as<>()};
   }
 

@@ -56,7 +56,7 @@ class DevicePublisherBackend final : public PublisherBackend {
       d_end = stream.frames.back().d_record + stream.frames.back().record_bytes;
     }
     const auto bytes = static_cast<std::uint64_t>(d_end - d_begin);
-    cuda::reserve(h_frames_, bytes);
+    cuda::reserve(h_frames_, bytes, "frames");
     copy_async(h_frames_.as(), d_begin, bytes, cudaMemcpyDeviceToHost, context_.stream());
     context_.wait("hand over the frames");
     std::vector<std::vector<Bytes>> out;
@@ -109,8 +109,8 @@ class DevicePublisherBackend final : public PublisherBackend {
     for (const Delta& delta : deltas) {
       for (const Bytes& frame : delta.frames) total += frame.size();
     }
-    cuda::reserve(h_frames_, total);
-    cuda::reserve(uploaded_, total);
+    cuda::reserve(h_frames_, total, "frames");
+    cuda::reserve(uploaded_, total, "frames");
     std::vector<std::vector<DeviceRecord>> out;
     std::uint64_t at = 0;
     for (const Delta& delta : deltas) {

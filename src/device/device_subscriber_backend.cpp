@@ -31,8 +31,8 @@ class FrameStore {
     }
     if (current_ == segments_.size()) {
       const std::uint64_t bytes = std::max<std::uint64_t>(record.size(), segment_bytes_);
-      cuda::PinnedMemory h_memory(bytes);
-      segments_.push_back({std::move(h_memory), cuda::DeviceMemory(bytes)});
+      cuda::PinnedMemory h_memory(bytes, "frames");
+      segments_.push_back({std::move(h_memory), cuda::DeviceMemory(bytes, "frames")});
     }
     const FrameSegment& segment = segments_[current_];
     std::byte* const h_record = segment.h_memory.as() + used_;
@@ -168,7 +168,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
     const cuda::DeviceGuard guard = context_.enter();
     std::uint64_t largest = 1;
     for (const std::size_t t : tensors) largest = std::max(largest, tables_.all()[t].bytes());
-    if (expanded_.bytes() < largest) cuda::reserve(expanded_, largest);
+    if (expanded_.bytes() < largest) cuda::reserve(expanded_, largest, "a NaN-masked tensor");
     if (order.after != nullptr) cuda::wait_behind(context_.stream(), order.after);
     for (const std::size_t t : tensors) {
       // The next tensor takes the same memory, behind what the loader has enqueued.
@@ -199,7 +199,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
   std::byte* reserve(std::uint64_t bytes) override {
     const cuda::DeviceGuard guard = context_.enter();
     discard();
-    cuda::reserve(reserved_, std::max<std::uint64_t>(bytes, 1));
+    cuda::reserve(reserved_, std::max<std::uint64_t>(bytes, 1), "frames");
     return reserved_.as();
   }
 

@@ -15,6 +15,8 @@
 
 #include <gtest/gtest.h>
 
+#include "support/expect_error.hpp"
+
 namespace sparsecast::test {
 namespace {
 
@@ -41,6 +43,31 @@ TEST(CudaDeviceApi, NeitherHarmsNorHeedsACaptureEvenOfItsThread) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   EXPECT_EQ(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
   EXPECT_EQ(mode, cudaStreamCaptureModeGlobal);
+}
+
+TEST(CudaDeviceApi, SaysWhatMemoryWasWantedAndAsksTheProgramForIt) {
+  DeviceApi& api = emulated_device_api();
+  emulation::limit_memory(0, 1'000);
+  static void* kept = api.allocate(800);
+  expect_error(ErrorCode::kDevice, [&] { api.allocate(300); },
+               {"out of memory", "300 bytes", "device 0 with 200 bytes free, of 1000"});
+  release_memory_by([]() noexcept { emulated_device_api().free(kept); });
+  void* const d_bytes = api.allocate(300);
+  release_memory_by(nullptr);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  api.free(d_bytes);
+  emulation::limit_memory(0);
+}
+
+TEST(CudaDeviceApi, TakesNothingForRunningOnceTheRuntimeIsGone) {
+  DeviceApi& api = emulated_device_api();
+  void* const event = api.create_event();
+  emulation::break_device(0, cudaErrorCudartUnloading);
+  api.record(event, nullptr);
+  EXPECT_TRUE(api.finished(event));
+  emulation::break_device(0, cudaSuccess);
+  api.destroy_event(event);
+  static_cast<void>(cudaGetLastError());
 }
 
 }  // namespace

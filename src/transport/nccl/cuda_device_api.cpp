@@ -31,6 +31,7 @@ void leave_out_old_devices(DeviceSurvey& survey) {
 
 #include <cuda_runtime_api.h>
 
+#include "core/memory_shortage.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -40,6 +41,11 @@ void check(cudaError_t code, const char* call) {
   if (code == cudaSuccess) return;
   cudaGetLastError();  // Not for the next caller to find.
   throw Error(ErrorCode::kDevice, fmt::format("{}: {} ({})", call, cudaGetErrorString(code), cudaGetErrorName(code)));
+}
+
+/// At the end of a program the runtime may be gone before the last objects of the library: nothing runs any more then.
+void check_unless_unloaded(cudaError_t code, const char* call) {
+  if (code != cudaErrorCudartUnloading) check(code, call);
 }
 
 /// While it lives, no capture of a CUDA graph hinders this thread's calls or is invalidated by them, not even one of
@@ -111,7 +117,20 @@ class CudaDeviceApi final : public DeviceApi {
   void* allocate(std::uint64_t bytes) override {
     const BesideCaptures guard;
     void* pointer = nullptr;
-    check(cudaMalloc(&pointer, bytes), "cudaMalloc");
+    cudaError_t code = cudaMalloc(&pointer, bytes);
+    if (code == cudaErrorMemoryAllocation && release_cached_memory()) {
+      cudaGetLastError();
+      code = cudaMalloc(&pointer, bytes);
+    }
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (code == cudaErrorMemoryAllocation && cudaMemGetInfo(&free, &total) == cudaSuccess) {
+      const std::string call =
+          fmt::format("cudaMalloc of {} bytes for NCCL channels, on device {} with {} bytes free, of {}", bytes,
+                      current_device(), free, total);
+      check(code, call.c_str());
+    }
+    check(code, "cudaMalloc");
     return pointer;
   }
   void free(void* d_pointer) noexcept override {
@@ -148,7 +167,8 @@ class CudaDeviceApi final : public DeviceApi {
     cudaEventDestroy(static_cast<cudaEvent_t>(event));
   }
   void record(void* event, void* stream) override {
-    check(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+    check_unless_unloaded(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)),
+                          "cudaEventRecord");
   }
   void wait(void* stream, void* event) override {
     check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0),
@@ -161,7 +181,7 @@ class CudaDeviceApi final : public DeviceApi {
       cudaGetLastError();  // Kept as an error, although it is none.
       return false;
     }
-    check(code, "cudaEventQuery");
+    check_unless_unloaded(code, "cudaEventQuery");
     return true;
   }
 
