@@ -25,6 +25,7 @@ from .live import LiveEnd
 from .log import LogEnd
 from .report import PublishReport
 from .shards import Dtypes, LocalShards, Rename, Source, WireDtype, shards_of
+from .streams import cuda_device, use_device
 
 # : Values of the ``detector`` argument of :class:`Publisher`.
 DETECTORS = ("auto", "snapshot", "pinned", "fused_cast")
@@ -95,7 +96,9 @@ class Publisher:
         self._process = ProcessMark()
         self._step: int | None = None
         self._every = publish_every
-        self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="sparsecast-publish")
+        self._worker = concurrent.futures.ThreadPoolExecutor(
+            1, "sparsecast-publish", use_device, (cuda_device(self._shards.tensors),)
+        )
         self._in_flight: concurrent.futures.Future[PublishReport] | None = None
         self._reading = threading.Event()
         self._reading.set()  # Set: nobody reads the weights.

@@ -9,6 +9,17 @@ from collections.abc import Iterator, Sequence
 import torch
 
 
+def cuda_device(tensors: Sequence[torch.Tensor]) -> torch.device | None:
+    """Returns the CUDA device on which the tensors lie; None for host memory."""
+    return tensors[0].device if tensors and tensors[0].device.type == "cuda" else None
+
+
+def use_device(device: torch.device | None) -> None:
+    """Makes the device the current one of this thread, which begins with device 0 and would take memory there."""
+    if device is not None:
+        torch.cuda.set_device(device)
+
+
 class StreamOrder:
     """The current torch stream on the device of the tensors at construction; does nothing for host memory.
 
@@ -17,7 +28,7 @@ class StreamOrder:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._device = tensors[0].device if tensors and tensors[0].device.type == "cuda" else None
+        self._device = cuda_device(tensors)
         self._stream = torch.cuda.current_stream(self._device) if self._device is not None else None
 
     @property
