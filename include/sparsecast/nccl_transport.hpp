@@ -43,6 +43,19 @@ struct NcclOptions {
   std::uint64_t max_bytes = std::uint64_t{1} << 40;    ///< Limit for all records, or all frames, of one transfer.
   /// Whether staging memory is allocated by ncclMemAlloc and registered, when every rank supports that.
   bool register_memory = true;
+  /// Most CTAs that a communicator uses (ncclConfig_t::maxCTAs), and with them channels, whose buffers are most of what
+  /// NCCL takes on the device. 0: NCCL's choice. Must be the same on every rank, like the next two.
+  int max_ctas = 0;
+  /// Most CTAs of one broadcast, where NCCL has ncclBroadcastConfig (2.31.2) on every rank; at most `max_ctas`. 0: as
+  /// many as the communicator has. With a bound NCCL launches each broadcast of a round by itself.
+  int broadcast_ctas = 0;
+  /// Whether a round ends with ncclCommSuspend of its communicators, which gives memory of NCCL's back until their next
+  /// use, where every rank has that (2.29.7). NCCL does so in the background, and waits there for all work of the
+  /// device. The next use is a ncclCommResume first, and waits for all ranks; so is the end of the channel.
+  bool suspend_between_rounds = false;
+  /// Tag of the broadcasts for NCCL's profiler plug-ins (ncclCollConfig_t::userProfilerTag, 2.31.2), below 2^63. 0:
+  /// none.
+  std::uint64_t profiler_tag = 0;
 };
 
 class NcclTransport;
@@ -86,6 +99,8 @@ struct NcclChannelReport {
   std::string formed_by;  ///< "init", "init with several roots", "split", "shrink" or "grow".
   bool registered = false;
   int device = 0;
+  bool configured = false;  ///< Broadcasts have NcclOptions::broadcast_ctas and profiler_tag.
+  bool suspends = false;    ///< As NcclOptions::suspend_between_rounds.
 };
 
 /// A channel over one non-blocking NCCL communicator with its own watchdog. All channels of a device must be used in

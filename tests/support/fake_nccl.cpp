@@ -41,6 +41,23 @@ ncclResult_t end_group() {
   return ended.failure == ncclSuccess ? current->state().end_group(ended.broadcasts) : ended.failure;
 }
 
+ncclResult_t broadcast(void* data, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
+                       cudaStream_t stream) {
+  if (type != ncclInt8 && type != ncclUint8) misuse("not bytes");
+  if (current->state().call_fails()) {
+    if (group.depth > 0) group.failure = ncclSystemError;
+    return ncclSystemError;
+  }
+  std::vector<Broadcast> alone;
+  std::vector<Broadcast>& together = group.depth > 0 ? group.broadcasts : alone;
+  const ncclResult_t result = current->state().broadcast(communicator, data, count, root, stream, together);
+  if (group.depth > 0) {
+    if (result != ncclSuccess) group.failure = result;
+    return result;
+  }
+  return result == ncclSuccess ? current->state().end_group(alone) : result;
+}
+
 ncclUniqueId new_id() {
   ncclUniqueId id{};
   const std::uint64_t number = current->state().worlds->new_id();
@@ -76,8 +93,9 @@ void fill_optional(NcclFunctions& f) {
     ++current->counts.scalable_inits;
     return current->state().init(out, size, ids[0], rank, config);
   };
-  f.comm_shrink = [](ncclComm_t communicator, int* lost, int count, ncclComm_t* out, ncclConfig_t*, int flags) {
+  f.comm_shrink = [](ncclComm_t communicator, int* lost, int count, ncclComm_t* out, ncclConfig_t* config, int flags) {
     current->state().check_ready(communicator, "ncclCommShrink");
+    current->state().check_config(*config);
     ++current->counts.shrinks;
     return current->state().shrink(*of(communicator), {lost, static_cast<std::size_t>(count)}, out, flags);
   };
@@ -104,8 +122,34 @@ void fill_optional(NcclFunctions& f) {
   };
 }
 
+/// What only newer libraries have.
+void fill_newest(NcclFunctions& f) {
+  f.comm_suspend = [](ncclComm_t communicator, int flags) {
+    current->state().check_ready(communicator, "ncclCommSuspend");
+    if (flags != kSuspendMemory) misuse("nothing to suspend");
+    ++current->counts.suspends;
+    return current->state().meet(*of(communicator), true);
+  };
+  f.comm_resume = [](ncclComm_t communicator) {
+    current->state().check_call(communicator, "ncclCommResume");
+    ++current->counts.resumes;
+    return current->state().meet(*of(communicator), false);
+  };
+  f.broadcast_config = [](const void*, void* data, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
+                          cudaStream_t stream, const NcclCollConfig* config) {
+    const NcclCollConfig unset;
+    if (config->size < unset.size || config->magic != unset.magic || config->force_algorithms != 1) {
+      misuse("a configuration that NCCL refuses");
+    }
+    ++current->counts.configured_broadcasts;
+    current->counts.broadcast_ctas = config->max_ctas;
+    current->counts.profiler_tag = config->user_profiler_tag;
+    return broadcast(data, count, type, root, communicator, stream);
+  };
+}
+
 void fill_required(NcclFunctions& f) {
-  f.version = 22902;
+  f.version = 23203;
   f.get_unique_id = [](ncclUniqueId* id) {
     *id = new_id();
     return ncclSuccess;
@@ -114,8 +158,9 @@ void fill_required(NcclFunctions& f) {
     ++current->counts.inits;
     return current->state().init(out, size, id, rank, config);
   };
-  f.comm_split = [](ncclComm_t communicator, int color, int key, ncclComm_t* out, ncclConfig_t*) {
+  f.comm_split = [](ncclComm_t communicator, int color, int key, ncclComm_t* out, ncclConfig_t* config) {
     current->state().check_ready(communicator, "ncclCommSplit");
+    current->state().check_config(*config);
     ++current->counts.splits;
     return current->state().split(*of(communicator), color, key, out);
   };
@@ -144,21 +189,7 @@ void fill_required(NcclFunctions& f) {
   };
   f.get_last_error = [](ncclComm_t) -> const char* { return "the fake's last words"; };
   f.broadcast = [](const void*, void* data, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
-                   cudaStream_t stream) {
-    if (type != ncclInt8 && type != ncclUint8) misuse("not bytes");
-    if (current->state().call_fails()) {
-      if (group.depth > 0) group.failure = ncclSystemError;
-      return ncclSystemError;
-    }
-    if (group.depth > 0) {
-      const ncclResult_t result = current->state().broadcast(communicator, data, count, root, stream, group.broadcasts);
-      if (result != ncclSuccess) group.failure = result;
-      return result;
-    }
-    std::vector<Broadcast> alone;
-    const ncclResult_t result = current->state().broadcast(communicator, data, count, root, stream, alone);
-    return result == ncclSuccess ? current->state().end_group(alone) : result;
-  };
+                   cudaStream_t stream) { return broadcast(data, count, type, root, communicator, stream); };
   f.group_start = [] {
     if (current->state().call_fails()) return ncclSystemError;
     ++group.depth;
@@ -174,6 +205,7 @@ FakeNccl::FakeNccl(std::unique_ptr<Worlds> worlds) : state_(std::make_unique<Sta
   free_device_memory_again();
   fill_required(functions);
   fill_optional(functions);
+  fill_newest(functions);
 }
 
 FakeNccl::~FakeNccl() {

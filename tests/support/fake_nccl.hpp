@@ -46,6 +46,11 @@ struct FakeFaults {
 struct FakeCounts {
   std::atomic<int> inits{0}, scalable_inits{0}, splits{0}, shrinks{0}, grows{0}, revokes{0}, aborts{0}, destroys{0};
   std::atomic<int> broadcasts{0}, groups{0}, registrations{0}, deregistrations{0}, mem_allocs{0}, mem_frees{0};
+  std::atomic<int> suspends{0}, resumes{0};
+  std::atomic<int> max_ctas{0};               ///< Of the newest communicator, as configured.
+  std::atomic<int> configured_broadcasts{0};  ///< By ncclBroadcastConfig.
+  std::atomic<int> broadcast_ctas{0};         ///< Of the newest of those, and its tag.
+  std::atomic<std::uint64_t> profiler_tag{0};
   std::atomic<int> allocated{0};   ///< Device and pinned blocks that are not freed.
   std::atomic<int> host_waits{0};  ///< Records of events that the host has waited for.
 };

@@ -56,6 +56,8 @@ struct Communicator {
   ncclResult_t async_error = ncclSuccess;
   bool stopped = false;
   bool freed = false;
+  bool suspended = false;
+  std::uint64_t meetings = 0;  ///< Suspends and resumes, for which the ranks wait for each other.
   std::thread::id issuer;
   std::shared_ptr<Job> job;  ///< That makes a communicator of this one, or, in a growth, this one.
   int busy_polls = 0;        ///< So often it still says that it is in progress.
@@ -263,8 +265,13 @@ struct FakeNccl::State {
     return ncclInProgress;
   }
 
+  void check_config(const ncclConfig_t& config) {
+    if (config.blocking != 0) misuse("a blocking communicator");
+    fake.counts.max_ctas = config.maxCTAs;
+  }
+
   ncclResult_t init(ncclComm_t* out, int size, const ncclUniqueId& id, int rank, const ncclConfig_t* config) {
-    if (config->blocking != 0) misuse("a blocking communicator");
+    check_config(*config);
     const std::lock_guard lock(mutex);
     std::uint64_t number = 0;
     std::memcpy(&number, id.internal, sizeof(number));
@@ -384,6 +391,25 @@ struct FakeNccl::State {
     check_call(handle, call);
     const std::lock_guard lock(mutex);
     if (of(handle)->launching || of(handle)->job) misuse(std::string(call) + " before the communicator is settled");
+    if (of(handle)->suspended) misuse(std::string(call) + " on a suspended communicator");
+  }
+
+  /// Suspends or resumes, in the background, when all ranks have asked for it.
+  ncclResult_t meet(Communicator& communicator, bool suspend) {
+    const std::lock_guard lock(mutex);
+    if (communicator.suspended == suspend) misuse("a communicator is suspended or resumed twice");
+    communicator.suspended = suspend;
+    constexpr std::uint64_t kBehindSplits = std::uint64_t{1} << 32;
+    const std::uint64_t number = kBehindSplits + communicator.meetings++;
+    communicator.world->choose(number, communicator.rank, {});
+    communicator.job = std::make_shared<Job>();
+    jobs.emplace_back([this, world = communicator.world, number, job = communicator.job] {
+      while (!job->aborted && !closing && !world->choices(number)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      job->done = true;
+    });
+    return ncclInProgress;
   }
 
   /// Ends its job, which writes what it has made before, and the work on its streams.

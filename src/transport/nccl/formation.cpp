@@ -20,10 +20,10 @@ constexpr int kMostRanks = 1 << 20;  ///< Bound on ranks; a larger group cannot 
 constexpr int kMultiRankVersion = 23003;
 /// A mismatch of these leads to hangs or to crashes, not to errors.
 constexpr const char* kMustAgree[] = {
-    "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_NET",         "NCCL_NET_PLUGIN",  "NCCL_PROTO",
-    "NCCL_ALGO",         "NCCL_IB_DISABLE",  "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_MNNVL_ENABLE",
-    "NCCL_MIN_CTAS",     "NCCL_MAX_CTAS",    "NCCL_BUFFSIZE",    "NCCL_LAUNCH_MODE", "NCCL_COLLNET_ENABLE",
-    "NCCL_PXN_DISABLE"};
+    "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE",        "NCCL_NET",         "NCCL_NET_PLUGIN",  "NCCL_PROTO",
+    "NCCL_ALGO",         "NCCL_IB_DISABLE",         "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_MNNVL_ENABLE",
+    "NCCL_MIN_CTAS",     "NCCL_MAX_CTAS",           "NCCL_BUFFSIZE",    "NCCL_LAUNCH_MODE", "NCCL_COLLNET_ENABLE",
+    "NCCL_PXN_DISABLE",  "NCCL_DISABLE_MEM_MANAGER"};
 
 [[noreturn]] void disagree(int rank, const std::string& what, const std::string& theirs, const std::string& first) {
   throw Error(ErrorCode::kGroupMismatch,
@@ -47,6 +47,18 @@ void check_devices(const std::vector<NcclRankInfo>& rank_infos) {
                             "NcclOptions::device",
                             user->second, r, device));
   }
+}
+
+void check_options(int rank, const NcclRankInfo& own, const NcclRankInfo& first) {
+  const auto check = [rank](const char* option, std::uint64_t theirs, std::uint64_t of_first) {
+    if (theirs == of_first) return;
+    disagree(rank, std::string("NcclOptions::") + option, std::to_string(theirs), std::to_string(of_first));
+  };
+  check("staging_bytes", own.staging_bytes, first.staging_bytes);
+  check("max_ctas", static_cast<std::uint64_t>(own.max_ctas), static_cast<std::uint64_t>(first.max_ctas));
+  check("broadcast_ctas", static_cast<std::uint64_t>(own.broadcast_ctas),
+        static_cast<std::uint64_t>(first.broadcast_ctas));
+  check("suspend_between_rounds", own.suspend_between_rounds, first.suspend_between_rounds);
 }
 
 std::uint64_t number_of_channel(const std::vector<NcclRankInfo>& rank_infos) {
@@ -94,6 +106,8 @@ bool grows(const std::vector<NcclRankInfo>& rank_infos) {
 struct PlanHead {
   std::uint32_t formation = 0;
   std::uint32_t registered = 0;
+  std::uint32_t configured = 0;
+  std::uint32_t suspends = 0;
   std::uint64_t channel = 0;
   std::uint64_t lost = 0;
   std::uint64_t roots = 0;
@@ -158,10 +172,7 @@ void check_rank_infos(const std::vector<NcclRankInfo>& rank_infos) {
     if (p.nccl_version != first.nccl_version) {
       disagree(rank, "the NCCL library", nccl_version_text(p.nccl_version), nccl_version_text(first.nccl_version));
     }
-    if (p.staging_bytes != first.staging_bytes) {
-      disagree(rank, "NcclOptions::staging_bytes", std::to_string(p.staging_bytes),
-               std::to_string(first.staging_bytes));
-    }
+    check_options(rank, p, first);
     if (p.settings != first.settings) {
       std::string theirs = or_nothing(get_text(p.settings));
       std::string ours = or_nothing(get_text(first.settings));
@@ -176,6 +187,8 @@ void check_rank_infos(const std::vector<NcclRankInfo>& rank_infos) {
 FormationPlan plan_formation(const std::vector<NcclRankInfo>& rank_infos) {
   FormationPlan plan;
   plan.registered = all(rank_infos, &NcclRankInfo::can_register);
+  plan.configured = all(rank_infos, &NcclRankInfo::can_configure);
+  plan.suspends = rank_infos[0].suspend_between_rounds != 0 && all(rank_infos, &NcclRankInfo::can_suspend);
   plan.channel = number_of_channel(rank_infos);
   plan.roots = {0};
   const int size = static_cast<int>(rank_infos.size());
@@ -194,8 +207,13 @@ FormationPlan plan_formation(const std::vector<NcclRankInfo>& rank_infos) {
 }
 
 Bytes pack_formation(const FormationPlan& plan) {
-  const PlanHead head{static_cast<std::uint32_t>(plan.formation), plan.registered ? 1U : 0U, plan.channel,
-                      plan.lost.size(), plan.roots.size()};
+  const PlanHead head{static_cast<std::uint32_t>(plan.formation),
+                      plan.registered ? 1U : 0U,
+                      plan.configured ? 1U : 0U,
+                      plan.suspends ? 1U : 0U,
+                      plan.channel,
+                      plan.lost.size(),
+                      plan.roots.size()};
   const auto lost = std::as_bytes(std::span(plan.lost));
   const auto roots = std::as_bytes(std::span(plan.roots));
   Bytes out(sizeof(head) + lost.size() + roots.size());
@@ -214,11 +232,14 @@ FormationPlan parse_formation(ConstBytes bytes) {
   std::memcpy(&head, bytes.data(), sizeof(head));
   bytes = bytes.subspan(sizeof(head));
   const std::uint64_t ranks = bytes.size() / sizeof(int);
-  require(head.formation <= static_cast<std::uint32_t>(Formation::kGrow) && head.registered <= 1);
+  require(head.formation <= static_cast<std::uint32_t>(Formation::kGrow));
+  require(head.registered <= 1 && head.configured <= 1 && head.suspends <= 1);
   require(head.lost <= ranks && head.roots == ranks - head.lost && bytes.size() % sizeof(int) == 0);
   FormationPlan plan;
   plan.formation = static_cast<Formation>(head.formation);
   plan.registered = head.registered != 0;
+  plan.configured = head.configured != 0;
+  plan.suspends = head.suspends != 0;
   plan.channel = head.channel;
   const auto take = [&bytes](std::vector<int>& list, std::uint64_t count) {
     list.resize(static_cast<std::size_t>(count));

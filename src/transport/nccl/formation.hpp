@@ -26,6 +26,11 @@ struct NcclRankInfo {
   std::int32_t nccl_version = 0;
   std::uint64_t staging_bytes = 0;
   std::uint32_t can_register = 0;
+  std::uint32_t can_configure = 0;  ///< The library has ncclBroadcastConfig.
+  std::uint32_t can_suspend = 0;
+  std::int32_t max_ctas = 0;  ///< This and the next two: as in NcclOptions.
+  std::int32_t broadcast_ctas = 0;
+  std::uint32_t suspend_between_rounds = 0;
   std::uint32_t can_init_scalable = 0;
   std::uint32_t can_shrink = 0;   ///< The old communicator is still there, and so is ncclCommShrink.
   std::uint32_t can_grow = 0;     ///< The library has it, and the old communicator, if there was one, is in order.
@@ -43,6 +48,8 @@ enum class Formation { kInit, kInitScalable, kShrink, kGrow };
 struct FormationPlan {
   Formation formation = Formation::kInit;
   bool registered = false;
+  bool configured = false;  ///< Every rank can configure broadcasts.
+  bool suspends = false;
   std::vector<int> lost;      ///< kShrink: the ranks of the old communicator that are left out.
   std::vector<int> roots;     ///< Ranks that create a unique id.
   std::uint64_t channel = 0;  ///< Number of the new group, the same on every rank.

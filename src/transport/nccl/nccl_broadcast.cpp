@@ -49,13 +49,20 @@ class RecordCursor {
   std::uint64_t offset_ = 0;
 };
 
-void NcclTransport::Group::issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline) {
+ncclResult_t NcclTransport::Group::enqueue(void* d_data, std::uint64_t bytes, int source) const {
   const NcclFunctions& nccl = *runtime_.functions;
-  // ncclBroadcast of the loaded library. Every byte of records goes through this call; frames go through Round.
-  check_nccl(nccl,
-             nccl.broadcast(d_data, d_data, static_cast<std::size_t>(bytes), ncclInt8, source, communicator_,
-                            static_cast<cudaStream_t>(staging_->stream)),
-             communicator_, "ncclBroadcast");
+  const auto count = static_cast<std::size_t>(bytes);
+  const auto stream = static_cast<cudaStream_t>(staging_->stream);
+  if (!report_.configured) return nccl.broadcast(d_data, d_data, count, ncclInt8, source, communicator_, stream);
+  NcclCollConfig config;
+  if (options_.broadcast_ctas != 0) config.max_ctas = options_.broadcast_ctas;
+  config.user_profiler_tag = options_.profiler_tag;
+  return nccl.broadcast_config(d_data, d_data, count, ncclInt8, source, communicator_, stream, &config);
+}
+
+void NcclTransport::Group::issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline) {
+  // Every byte of records goes through this call; frames go through Round.
+  check_nccl(*runtime_.functions, enqueue(d_data, bytes, source), communicator_, "ncclBroadcast");
   watchdog_.settle(communicator_, deadline, "ncclBroadcast");
 }
 
@@ -140,6 +147,7 @@ void NcclTransport::Group::broadcast(std::vector<Bytes>& records, int source, De
   guard("broadcast", [&] {
     const bool sends = rank() == source;
     if (size() == 1) return;
+    resume(deadline);
     std::vector<std::uint64_t> sizes;
     if (sends) {
       for (const Bytes& record : records) sizes.push_back(record.size());

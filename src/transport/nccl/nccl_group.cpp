@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <random>
 #include <utility>
 
@@ -38,8 +39,9 @@ NcclTransport::Group::~Group() {
   const int device = staging_->device();
   bool gone = false;
   release_on(*runtime_.device, device, [&] {
+    const bool asleep = suspended_ && !wake_up();
     for (void* const handle : registrations_) nccl.comm_deregister(communicator_, handle);
-    gone = broken_ || control_->aborted()
+    gone = broken_ || asleep || control_->aborted()
                ? finish_abort(begin_abort(nccl, *runtime_.device, device, communicator_, made_), stop_deadline())
                : destroy_communicator(nccl, *runtime_.device, device, communicator_);
   });
@@ -61,7 +63,7 @@ bool NcclTransport::Group::give_up(const Error& error) noexcept {
   }
   control_->abort(error.what());
   if (communicator_ == nullptr) return true;
-  revoking_ = open_ && !made_ && begin_revoke(*runtime_.functions, communicator_);
+  revoking_ = open_ && !made_ && !suspended_ && begin_revoke(*runtime_.functions, communicator_);
   if (!revoking_) abort_for_good();
   return true;
 }
@@ -98,8 +100,9 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::split(int color, int
   return guard("split", [&]() -> std::unique_ptr<Group> {
     const NcclFunctions& nccl = *runtime_.functions;
     ++sequence_;  // On every rank, in a part or not.
+    resume(deadline);
     const std::shared_ptr<ControlChannel> control = control_->split(color, key, deadline);
-    ncclConfig_t config = nonblocking_config();
+    ncclConfig_t config = nonblocking_config(options_.max_ctas);
     made_ = std::make_shared<ncclComm_t>();
     constexpr int kNoColor = -1;
     check_nccl(nccl, nccl.comm_split(communicator_, color < 0 ? kNoColor : color, key, made_.get(), &config),
@@ -153,6 +156,51 @@ void NcclTransport::Group::abort(const std::string& reason) noexcept {
   }
 }
 
+void NcclTransport::Group::settle(std::span<Group* const> groups, Deadline deadline, const char* what) {
+  const auto all_settled = [&] {
+    return std::ranges::all_of(
+        groups, [](const Group* group) { return settled(*group->runtime_.functions, group->communicator_); });
+  };
+  wait_for(groups, all_settled, deadline, what);
+}
+
+void NcclTransport::Group::resume(std::span<Group* const> groups, Deadline deadline) {
+  std::vector<Group*> suspended;
+  std::ranges::copy_if(groups, std::back_inserter(suspended), &Group::suspended_);
+  if (suspended.empty()) return;
+  settle(suspended, deadline, "ncclCommSuspend");
+  // All at once, because other ranks may name the channels of a round in another order.
+  for (const Group* group : suspended) {
+    check_nccl(*group->runtime_.functions, group->runtime_.functions->comm_resume(group->communicator_),
+               group->communicator_, "ncclCommResume");
+  }
+  settle(suspended, deadline, "ncclCommResume");
+  for (Group* const group : suspended) group->suspended_ = false;
+}
+
+void NcclTransport::Group::suspend(std::span<Group* const> groups) {
+  for (Group* const group : groups) {
+    if (!group->report_.suspends || group->suspended_ || group->size() == 1) continue;
+    group->suspended_ = true;
+    check_nccl(*group->runtime_.functions,
+               group->runtime_.functions->comm_suspend(group->communicator_, kSuspendMemory), group->communicator_,
+               "ncclCommSuspend");
+  }
+}
+
+/// For the end, in which all ranks of the communicator take part: NCCL cannot free what it has suspended. Returns false
+/// when that takes too long.
+bool NcclTransport::Group::wake_up() noexcept {
+  constexpr std::chrono::seconds kPatience{5};
+  try {
+    if (broken_ || control_->aborted()) return false;
+    resume(std::chrono::steady_clock::now() + kPatience);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 // rank info -> plan -> communicator -> registration. Every rank sees what all ranks said before it creates anything.
 
 namespace {
@@ -167,6 +215,11 @@ NcclRankInfo NcclTransport::Group::rank_info(const Group* old) const {
   own.nccl_version = nccl.version;
   own.staging_bytes = options_.staging_bytes;
   own.can_register = options_.register_memory && staging_->nccl_memory() ? 1 : 0;
+  own.can_configure = nccl.broadcast_config != nullptr ? 1 : 0;
+  own.can_suspend = nccl.has_suspend() ? 1 : 0;
+  own.max_ctas = options_.max_ctas;
+  own.broadcast_ctas = options_.broadcast_ctas;
+  own.suspend_between_rounds = options_.suspend_between_rounds ? 1 : 0;
   own.can_init_scalable = nccl.comm_init_rank_scalable != nullptr ? 1 : 0;
   own.can_grow = nccl.has_grow() ? 1 : 0;
   own.nonce = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
@@ -174,8 +227,9 @@ NcclRankInfo NcclTransport::Group::rank_info(const Group* old) const {
     own.old_channel = old->channel_;
     own.old_rank = old->rank();
     own.old_size = old->size();
-    own.can_shrink = nccl.comm_shrink != nullptr && old->communicator_ != nullptr ? 1 : 0;
-    if (old->broken_) own.can_grow = 0;
+    // A resume would need all its ranks.
+    own.can_shrink = nccl.comm_shrink != nullptr && old->communicator_ != nullptr && !old->suspended_ ? 1 : 0;
+    if (old->broken_ || old->suspended_) own.can_grow = 0;
   }
   set_text(own.device, staging_->api().uuid(staging_->device()));
   const char* const host_id = std::getenv("NCCL_HOSTID");
@@ -192,6 +246,12 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::form(const NcclRunti
     throw Error(ErrorCode::kUsage, fmt::format("staging buffers of {} bytes; at least {} are needed",
                                                options.staging_bytes, kSmallestStaging));
   }
+  if (options.max_ctas < 0 || options.broadcast_ctas < 0 ||
+      (options.max_ctas != 0 && options.broadcast_ctas > options.max_ctas)) {
+    throw Error(ErrorCode::kUsage,
+                fmt::format("{} CTAs of a communicator, {} of a broadcast", options.max_ctas, options.broadcast_ctas));
+  }
+  if (options.profiler_tag >> 63 != 0) throw Error(ErrorCode::kUsage, "a profiler tag of 2^63 or more");
   std::unique_ptr<Group> channel(new Group(runtime, std::move(control), options));
   try {
     if (device_memory_is_kept()) {
@@ -212,6 +272,8 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::form(const NcclRunti
     const FormationPlan plan =
         parse_formation(channel->control_->reduce(bytes_of(channel->rank_info(old)), plan_for_all, deadline));
     channel->channel_ = plan.channel;
+    channel->report_.configured = plan.configured && (options.broadcast_ctas != 0 || options.profiler_tag != 0);
+    channel->report_.suspends = plan.suspends;
     channel->create(plan, old, deadline);
     channel->register_staging(plan.registered, deadline);
     channel->report_.formed_by = to_string(plan.formation);
@@ -237,7 +299,7 @@ void NcclTransport::Group::create(const FormationPlan& plan, Group* old, Deadlin
       control_->reduce(is_root ? bytes_of(own) : std::span<const std::byte>{}, join_values<ncclUniqueId>, deadline);
   std::vector<ncclUniqueId> ids = values_of<ncclUniqueId>(all, plan.roots.size());
   if (grows) return grow(old, old == nullptr || is_root ? ids.data() : nullptr, deadline);
-  ncclConfig_t config = nonblocking_config();
+  ncclConfig_t config = nonblocking_config(options_.max_ctas);
   // Written by the call alone.
   if (plan.formation == Formation::kInitScalable) {
     check_nccl(
@@ -253,7 +315,7 @@ void NcclTransport::Group::create(const FormationPlan& plan, Group* old, Deadlin
 
 void NcclTransport::Group::shrink(Group& old, std::vector<int> lost, Deadline deadline) {
   const NcclFunctions& nccl = *runtime_.functions;
-  ncclConfig_t config = nonblocking_config();
+  ncclConfig_t config = nonblocking_config(options_.max_ctas);
   old.derived_ = true;
   old.made_ = std::make_shared<ncclComm_t>();
   // The old communicator must live until the new one is made; afterwards they are independent.
@@ -274,8 +336,8 @@ void NcclTransport::Group::grow(Group* old, const ncclUniqueId* id, Deadline dea
   const auto made = std::make_shared<ncclComm_t>();
   // In the call, ranks of the old communicator wait for what their coordinator sends them.
   const auto call = [grow = nccl.comm_grow, parent, ranks = size(), rank = parent == nullptr ? rank() : -1, made,
-                     id = id == nullptr ? std::nullopt : std::optional(*id)] {
-    ncclConfig_t config = nonblocking_config();
+                     id = id == nullptr ? std::nullopt : std::optional(*id), ctas = options_.max_ctas] {
+    ncclConfig_t config = nonblocking_config(ctas);
     return grow(parent, ranks, id ? &*id : nullptr, rank, made.get(), &config);
   };
   check_nccl(nccl, watchdog_.make_apart(staging_->api(), staging_->device(), made, call, deadline, kCall), parent,

@@ -74,7 +74,22 @@ class NcclTransport::Group {
   void grow(Group* old, const ncclUniqueId* id, Deadline deadline);
   void register_staging(bool wanted, Deadline deadline);
 
+  /// Calls ncclBroadcast, or ncclBroadcastConfig with what the options say.
+  ncclResult_t enqueue(void* d_data, std::uint64_t bytes, int source) const;
   void issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline);
+  /// Waits until `ready()`, with an eye on all the groups.
+  template <class Ready>
+  static void wait_for(std::span<Group* const> groups, const Ready& ready, Deadline deadline, const char* what);
+  static void settle(std::span<Group* const> groups, Deadline deadline, const char* what);
+  /// Ends the suspension of those that are suspended. All ranks of each do so. Comes before every use of NCCL.
+  static void resume(std::span<Group* const> groups, Deadline deadline);
+  void resume(Deadline deadline) {
+    Group* const own = this;
+    resume({&own, 1}, deadline);
+  }
+  bool wake_up() noexcept;
+  /// Begins to suspend them, if the options say so.
+  static void suspend(std::span<Group* const> groups);
   void wait_event(void* event, Deadline deadline, const std::string& what);
   /// Broadcasts the count table; receivers check it.
   void exchange_table(const CountTable& table, int source, Deadline deadline);
@@ -93,8 +108,9 @@ class NcclTransport::Group {
   NcclChannelReport report_;
   std::uint64_t channel_ = 0;
   std::uint64_t sequence_ = 0;
-  bool open_ = false;     ///< Formed: there is something that a shrink could start from.
-  bool derived_ = false;  ///< A shrink or a growth of it has begun.
+  bool suspended_ = false;  ///< Or about to be, in the background.
+  bool open_ = false;       ///< Formed: there is something that a shrink could start from.
+  bool derived_ = false;    ///< A shrink or a growth of it has begun.
   std::optional<std::string> broken_;
   std::future<void> aborting_;  ///< Not valid unless fail() is stopping the communicator for good.
   bool revoking_ = false;       ///< fail() is stopping it for a shrink.
@@ -117,6 +133,16 @@ auto NcclTransport::Group::guard(std::span<Group* const> groups, const char* pha
   } catch (const std::exception& error) {
     fail(groups, Error(ErrorCode::kPeerFailed, error.what()));
     throw;
+  }
+}
+
+template <class Ready>
+void NcclTransport::Group::wait_for(std::span<Group* const> groups, const Ready& ready, Deadline deadline,
+                                    const char* what) {
+  PollPause pace;
+  for (unsigned turn = 0; !ready(); ++turn) {
+    for (Group* const group : groups) group->watchdog_.look(group->communicator_, deadline, what, turn);
+    pace.pause();
   }
 }
 

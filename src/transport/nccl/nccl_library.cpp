@@ -115,6 +115,9 @@ NcclLibrary load_nccl(const std::string& requested) {
   resolver.optional("ncclCommRevoke", f.comm_revoke, info);
   resolver.optional("ncclCommGrow", f.comm_grow, info);
   resolver.optional("ncclCommGetUniqueId", f.comm_get_unique_id, info);
+  resolver.optional("ncclCommSuspend", f.comm_suspend, info);
+  resolver.optional("ncclCommResume", f.comm_resume, info);
+  resolver.optional("ncclBroadcastConfig", f.broadcast_config, info);
   return library;
 }
 

@@ -3,6 +3,8 @@
 
 #include <nccl.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -15,6 +17,25 @@ namespace sparsecast {
 
 inline constexpr int kOldestNccl = 22000;  ///< 2.20.0
 inline constexpr int kShrinkAbort = 1;     ///< NCCL_SHRINK_ABORT, absent from headers before 2.27.
+inline constexpr int kSuspendMemory = 1;   ///< NCCL_SUSPEND_MEM, absent from headers before 2.29.7.
+
+/// ncclCollConfig_t, with what it had in 2.31.2: settings of one collective. Later versions have added to its end, and
+/// take a shorter one by its size. Must be the same on every rank, but for the tag.
+struct NcclCollConfig {
+  std::size_t size = sizeof(NcclCollConfig);
+  unsigned magic = 0xcafebeef;  ///< NCCL_API_MAGIC
+  unsigned version = 23102;
+  void* extensions = nullptr;
+  int min_ctas = NCCL_CONFIG_UNDEF_INT;
+  int max_ctas = NCCL_CONFIG_UNDEF_INT;  ///< At most that of the communicator.
+  int nvls_ctas = NCCL_CONFIG_UNDEF_INT;
+  int cga_cluster_size = NCCL_CONFIG_UNDEF_INT;
+  const char* algorithms = nullptr;
+  int force_algorithms = 1;
+  int cta_policy = NCCL_CONFIG_UNDEF_INT;
+  std::uint64_t user_profiler_tag = 0;  ///< For profiler plug-ins; NCCL keeps the upper half for itself.
+};
+static_assert(sizeof(NcclCollConfig) == 64);
 
 struct NcclFunctions {
   int version = 0;
@@ -47,15 +68,22 @@ struct NcclFunctions {
   ncclResult_t (*comm_grow)(ncclComm_t, int ranks, const ncclUniqueId*, int rank, ncclComm_t*,
                             ncclConfig_t*) = nullptr;                       // 2.29.2
   ncclResult_t (*comm_get_unique_id)(ncclComm_t, ncclUniqueId*) = nullptr;  // 2.29.2
+  ncclResult_t (*comm_suspend)(ncclComm_t, int flags) = nullptr;            // 2.29.7
+  ncclResult_t (*comm_resume)(ncclComm_t) = nullptr;                        // 2.29.7
+  ncclResult_t (*broadcast_config)(const void* from, void* to, size_t count, ncclDataType_t, int root, ncclComm_t,
+                                   cudaStream_t, const NcclCollConfig*) = nullptr;  // 2.31.2
 
   bool has_registration() const { return mem_alloc && mem_free && comm_register && comm_deregister; }
   bool has_grow() const { return comm_grow && comm_get_unique_id; }
+  bool has_suspend() const { return comm_suspend && comm_resume; }
 };
 
-/// Returns the configuration of a communicator whose calls can be stopped at any point.
-inline ncclConfig_t nonblocking_config() {
+/// Returns the configuration of a communicator whose calls can be stopped at any point. `max_ctas`: 0 for NCCL's
+/// choice.
+inline ncclConfig_t nonblocking_config(int max_ctas) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  if (max_ctas != 0) config.maxCTAs = max_ctas;
   return config;
 }
 

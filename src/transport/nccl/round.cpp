@@ -78,17 +78,9 @@ NcclTransport::Round::Round(std::span<FrameTransfer> transfers, const char* phas
   }
 }
 
-template <class Ready>
-void NcclTransport::Round::wait(const Ready& ready, const char* what) {
-  PollPause pace;
-  for (unsigned turn = 0; !ready(); ++turn) {
-    for (Group* const group : groups_) group->watchdog_.look(group->communicator_, deadline_, what, turn);
-    pace.pause();
-  }
-}
-
 void NcclTransport::Round::wait_event(void* event, const char* what) {
-  wait([&] { return device().finished(event); }, what);
+  Group::wait_for(
+      groups_, [&] { return device().finished(event); }, deadline_, what);
 }
 
 template <class BytesOf>
@@ -100,9 +92,7 @@ void NcclTransport::Round::broadcast_all(const BytesOf& bytes_of) {
     const std::uint64_t bytes = bytes_of(part);
     if (bytes == 0) continue;
     const ncclComm_t communicator = part.group->communicator_;
-    const ncclResult_t result =
-        nccl.broadcast(part.d_data, part.d_data, static_cast<std::size_t>(bytes), ncclInt8, part.transfer->source,
-                       communicator, static_cast<cudaStream_t>(staging().stream));
+    const ncclResult_t result = part.group->enqueue(part.d_data, bytes, part.transfer->source);
     try {
       check_nccl(nccl, result, communicator, "ncclBroadcast");
     } catch (const Error& error) {
@@ -115,10 +105,7 @@ void NcclTransport::Round::broadcast_all(const BytesOf& bytes_of) {
   if (failure) throw Error(*failure);
   check_nccl(nccl, ended, nullptr, "ncclGroupEnd");
   // Kernels are enqueued in the background; until every communicator is settled, nothing may go behind them.
-  const auto all_settled = [&] {
-    return std::ranges::all_of(groups_, [&](const Group* group) { return settled(nccl, group->communicator_); });
-  };
-  wait(all_settled, "ncclGroupEnd");
+  Group::settle(groups_, deadline_, "ncclGroupEnd");
 }
 
 void NcclTransport::Round::exchange_heads() {
@@ -136,6 +123,7 @@ void NcclTransport::Round::exchange_heads() {
   }
   Group::guard(groups_, phase_, [&] {
     if (parts_.empty()) return;
+    Group::resume(groups_, deadline_);
     send_tables();
     take_tables();
     exchange_rests();
@@ -230,12 +218,15 @@ void NcclTransport::Round::broadcast_frames() {
   if (groups_.empty()) return;
   Group::guard(groups_, phase_, [&] {
     for (const Part& part : parts_) check_memory(*part.transfer, part.sends);
-    if (parts_.empty()) return;
-    place_frames();
-    wait_for_streams();
-    gather_frames();
-    broadcast_all([](const Part& part) { return part.transfer->bytes; });
-    hand_over_frames();
+    if (!parts_.empty()) {
+      Group::resume(groups_, deadline_);
+      place_frames();
+      wait_for_streams();
+      gather_frames();
+      broadcast_all([](const Part& part) { return part.transfer->bytes; });
+      hand_over_frames();
+    }
+    Group::suspend(groups_);
   });
 }
 

@@ -56,8 +56,6 @@ class NcclTransport::Round {
   /// Broadcasts `bytes(part)` bytes of each part at its d_data, from its source, in one grouped launch.
   template <class BytesOf>
   void broadcast_all(const BytesOf& bytes_of);
-  template <class Ready>
-  void wait(const Ready& ready, const char* what);
   void wait_event(void* event, const char* what);
 
   const char* phase_;

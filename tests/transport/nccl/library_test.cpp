@@ -6,8 +6,10 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <fstream>
+#include <type_traits>
 
 #include "sparsecast/devices.hpp"
 #include "tests/support/expect_error.hpp"
@@ -18,6 +20,18 @@ namespace {
 using testing::Contains;
 
 const std::string kModules = SPARSECAST_TEST_MODULES;
+
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 31, 2)
+// The loader's own declarations are NCCL's.
+static_assert(offsetof(NcclCollConfig, version) == offsetof(ncclCollConfig_t, version));
+static_assert(offsetof(NcclCollConfig, max_ctas) == offsetof(ncclCollConfig_t, maxCTAs));
+static_assert(offsetof(NcclCollConfig, algorithms) == offsetof(ncclCollConfig_t, algSelection));
+static_assert(offsetof(NcclCollConfig, cta_policy) == offsetof(ncclCollConfig_t, CTAPolicy));
+static_assert(offsetof(NcclCollConfig, user_profiler_tag) == offsetof(ncclCollConfig_t, userProfilerTag));
+static_assert(NcclCollConfig{}.magic == NCCL_API_MAGIC && kSuspendMemory == NCCL_SUSPEND_MEM);
+static_assert(std::is_same_v<decltype(&ncclCommSuspend), decltype(NcclFunctions::comm_suspend)>);
+static_assert(std::is_same_v<decltype(&ncclCommResume), decltype(NcclFunctions::comm_resume)>);
+#endif
 
 TEST(NcclLibrary, AFileThatIsNoLibraryIsRefused) {
   const std::string path = testing::TempDir() + "sparsecast_not_a_library.so";
@@ -57,6 +71,8 @@ TEST(NcclLibrary, TheRealOneIsLoadedAndSaysItsVersionWithoutADevice) {
   EXPECT_EQ(library.functions.get_unique_id(&id), ncclSuccess);
   EXPECT_STREQ(library.functions.get_error_string(ncclRemoteError),
                "remote process exited or there was a network error");
+  EXPECT_EQ(library.functions.has_suspend(), library.info.version >= 22907);
+  EXPECT_EQ(library.functions.broadcast_config != nullptr, library.info.version >= 23102);
   for (const std::string& name : library.info.absent) std::cout << "this library has no " << name << '\n';
 }
 

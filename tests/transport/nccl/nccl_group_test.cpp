@@ -164,6 +164,8 @@ TEST_F(NcclChannel, AnOldLibraryWithoutOptionalEntryPointsServes) {
   f.comm_shrink = nullptr;
   f.comm_revoke = nullptr;
   f.comm_grow = nullptr;
+  f.comm_suspend = nullptr;
+  f.broadcast_config = nullptr;
   run(2, [&](Channel& channel) {
     std::vector<Bytes> records = {Bytes(3 * kChannelStaging, std::byte{9})};
     const std::vector<Bytes> expected = records;
