@@ -69,8 +69,9 @@ inline void check(cudaError_t result, const char* call) {
   std::string text = std::string(call) + ": " + cudaGetErrorName(result) + " (" + cudaGetErrorString(result) + ")";
   if (cure != nullptr && *cure != '\0') text += std::string("; ") + cure;
   if (is_sticky(result)) {
-    text += ", caused by this or an earlier kernel of any part of the program; every further call for the device fails, "
-            "until the process is started again";
+    text +=
+        ", caused by this or an earlier kernel of any part of the program; every further call for the device fails, "
+        "until the process is started again";
   }
   throw Error(cure != nullptr ? ErrorCode::kUnsupported : ErrorCode::kDevice, text);
 }
