@@ -145,6 +145,7 @@ TEST_F(NcclOption, ASuspendedChannelWhosePeerIsGoneIsAborted) {
     RoundOfRank round;
     round.add(channel, 0, 1, 40, 5000);
     round.run(in(20s));
+    while (fake_.counts.suspends != 2) std::this_thread::sleep_for(1ms);  // Neither is still in the round.
     if (control->rank() == 1) return channel.abort("it is gone");
     RoundOfRank next;
     next.add(channel, 0, 3, 40, 5000);
