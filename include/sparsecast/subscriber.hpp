@@ -41,8 +41,8 @@ struct ApplyReport {
 struct ApplyOrder {
   /// Event before which nothing is written (the engine's last read of the old weights); null: writes start at once.
   CUevent_st* after = nullptr;
-  /// Event that is recorded after the last write, for streams of the engine to wait on; null: none. Streams may wait on
-  /// it before apply() returns, but the version is verified only when apply() returns.
+  /// Event of the tensors' device that is recorded after the last write, for streams of the engine to wait on; null:
+  /// none. Streams may wait on it before apply() returns, but the version is verified only when apply() returns.
   CUevent_st* written = nullptr;
 };
 

@@ -336,6 +336,7 @@ TEST(DeviceSubscriberOrder, TakesEventsAndKeepsTheCallersDevice) {
   engine.stage_on_device(fixed.published);
   CUevent_st after;
   CUevent_st written;
+  written.device = 1;
   engine.subscriber->apply({&after, &written});
   EXPECT_EQ(after.waits, 1);
   EXPECT_EQ(written.records, 1);
