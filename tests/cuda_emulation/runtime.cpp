@@ -31,6 +31,7 @@ thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int busy_questions = 0;
 thread_local std::chrono::steady_clock::time_point busy_until;
+thread_local sparsecast::emulation::MemoryRange taken_away;
 thread_local bool deferring = false;
 thread_local std::vector<std::function<void()>> deferred;
 std::atomic<bool> capturing = false;
@@ -43,6 +44,17 @@ std::array<std::atomic<bool>, kDevices> contexts{};
 std::array<std::atomic<cudaError_t>, kDevices> broken{};
 
 std::atomic<cudaError_t>& error_of_device() { return broken.at(static_cast<std::size_t>(current_device)); }
+
+/// Fills one byte of each value: 2 for the type of memory of a device, 1 for an address that is mapped.
+int pointer_attributes(unsigned count, int* attributes, void** values, std::uintptr_t at) {
+  for (unsigned i = 0; i < count; ++i) {
+    const bool there = !taken_away.contains(at);
+    *static_cast<std::uint8_t*>(values[i]) = attributes[i] == 2             ? (there ? 2 : 0)
+                                             : attributes[i] == 13 && there ? 1
+                                                                            : 0;
+  }
+  return 0;
+}
 
 /// `copy` moves the bytes, now or later; what it touches was said when it was enqueued.
 void enqueue(std::function<void()> copy) {
@@ -162,6 +174,10 @@ void be_busy(int questions) { busy_questions = questions; }
 void be_busy_for(std::chrono::milliseconds time) { busy_until = std::chrono::steady_clock::now() + time; }
 void break_device(int device, cudaError_t error) { broken.at(static_cast<std::size_t>(device)) = error; }
 void lack(cudaDeviceAttr attribute, bool lacks) { lacking = lacks ? attribute : -1; }
+void take_away(const void* at, std::size_t bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(at);
+  taken_away = {begin, begin + bytes};
+}
 
 OnStream::OnStream(cudaStream_t stream) {
   if constexpr (kWatched) operation_.emplace(agent_of(stream));
@@ -191,6 +207,10 @@ cudaError_t cudaSetDevice(int device) {
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult*) {
+  if (std::string_view(symbol) == "cuPointerGetAttributes") {
+    *function = reinterpret_cast<void*>(&pointer_attributes);
+    return cudaSuccess;
+  }
   if (std::string_view(symbol) != "cuDevicePrimaryCtxGetState") return kept(cudaErrorInvalidValue);
   *function = reinterpret_cast<void*>(+[](int device, unsigned* flags, int* active) {
     *flags = 0;

@@ -85,7 +85,12 @@ enum cudaError_t {
   cudaErrorCapturedEvent = 907,
   cudaErrorStreamCaptureWrongThread = 908
 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
+enum cudaMemcpyKind {
+  cudaMemcpyHostToDevice = 1,
+  cudaMemcpyDeviceToHost = 2,
+  cudaMemcpyDeviceToDevice = 3,
+  cudaMemcpyDefault = 4  ///< As the addresses say.
+};
 enum cudaDeviceAttr {
   cudaDevAttrClockRate = 13,
   cudaDevAttrMultiProcessorCount = 16,
@@ -134,7 +139,7 @@ cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
-/// Knows cuDevicePrimaryCtxGetState alone.
+/// Knows cuDevicePrimaryCtxGetState and cuPointerGetAttributes alone.
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
                                              unsigned long long flags, cudaDriverEntryPointQueryResult* found);
 
@@ -267,5 +272,7 @@ void limit_memory(int device, std::size_t bytes = kMuchMemory);
 void break_device(int device, cudaError_t error);
 /// Makes the attribute 0 on all devices, or what it was at first.
 void lack(cudaDeviceAttr attribute, bool lacks);
+/// Makes the driver say that there is no memory at these addresses, to this thread; 0 bytes end it.
+void take_away(const void* at, std::size_t bytes);
 
 }  // namespace sparsecast::emulation
