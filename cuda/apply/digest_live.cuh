@@ -2,9 +2,9 @@
 #pragma once
 
 // digest_live: the state digest (docs/wire-format.md §6) of live tensors, which it reads in full. Contiguous tensors
-// are read in vectors of 16 bytes, and the counter of an element comes from that of the one before by an addition. A
-// view takes its divisions for each element. Grid: a few CTAs on each multiprocessor; each takes one slice after
-// another.
+// are read in vectors of 16 bytes wherever these begin, and the counter of an element comes from that of the one before
+// by an addition. A view takes its divisions for each element. Grid: a few CTAs on each multiprocessor; each takes one
+// slice after another.
 
 #include "cuda/apply/directories.cuh"
 
@@ -21,7 +21,7 @@ struct LongSum {
     auto word = static_cast<std::uint32_t>(low);
     auto high = static_cast<std::uint32_t>(low >> 32);
     asm("mad.lo.cc.u32 %0, %3, %4, %0;\n\tmadc.hi.cc.u32 %1, %3, %4, %1;\n\taddc.u32 %2, %2, 0;"
-        : "+r"(word), "+r"(high), "+r"(carries)
+        : "+&r"(word), "+&r"(high), "+&r"(carries)
         : "r"(a), "r"(b));
     low = std::uint64_t{high} << 32 | word;
 #else
@@ -109,14 +109,23 @@ __device__ void digest_elements(const Received& received, const LiveTensor& tens
                                 std::uint64_t end, DigestHalves& sum) {
   const StridedView* const view = view_at(received.views, tensor.view);
   const StridedView* const digest_view = view_at(received.views, tensor.digest_view);
-  if (view == nullptr && digest_view == nullptr && reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0) {
-    const auto vectors = static_cast<std::uint32_t>((end - begin) * sizeof(T) / 16);
-    digest_vectors<T>(tensor, begin, vectors, sum);
-    begin += std::uint64_t{vectors} * (16 / sizeof(T));
+  const auto element = [&](std::int64_t i) { return reinterpret_cast<const T*>(tensor.data)[i]; };
+  if (view == nullptr && digest_view == nullptr) {
+    constexpr std::uint32_t kEach = 16 / sizeof(T);
+    // As many in each slice, whose bytes are whole vectors.
+    const auto head =
+        static_cast<std::uint32_t>((0 - reinterpret_cast<std::uintptr_t>(tensor.data)) / sizeof(T) % kEach);
+    const auto count = static_cast<std::uint32_t>(end - begin);
+    const std::uint32_t vectors = count < head ? 0 : (count - head) / kEach;
+    digest_vectors<T>(tensor, begin + head, vectors, sum);
+    for (std::uint32_t n = threadIdx.x; n < count - vectors * kEach; n += kThreads) {
+      const std::uint64_t i = begin + n + (n < head ? 0 : vectors * kEach);
+      sum.add(digest_weight(tensor.key_lo, tensor.key_hi, i), element(static_cast<std::int64_t>(i)));
+    }
+    return;
   }
   for (std::uint64_t i = begin + threadIdx.x; i < end; i += kThreads) {
-    const T bits = reinterpret_cast<const T*>(tensor.data)[place_of(view, i)];
-    sum.add(digest_weight(tensor.key_lo, tensor.key_hi, digest_place(digest_view, i)), bits);
+    sum.add(digest_weight(tensor.key_lo, tensor.key_hi, digest_place(digest_view, i)), element(place_of(view, i)));
   }
 }
 

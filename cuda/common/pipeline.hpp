@@ -81,9 +81,12 @@ struct TensorEntry {
   std::uint8_t element_shift = 0;       ///< Binary logarithm of the element size in bytes.
   UlpOrder order = UlpOrder::kInteger;  ///< Of the dtype.
   bool masters = false;                 ///< `current` are fp32 masters, whose cast is compared; only with kMasters.
-  /// True if all pointers are aligned for 16-byte loads and no run of a view ends within one comparison of 16 bytes of
-  /// `old`.
+  /// True if `current` and `old` may be compared by loads of 16 bytes: those of both begin at the same elements, and no
+  /// run of a view ends within one.
   bool vectors = false;
+  /// With `vectors`, elements from where a load of 16 bytes (with masters, of four elements) may begin to the first
+  /// one: none if the pointers are aligned, and none of a view.
+  std::uint8_t lead = 0;
   DType dtype = DType::kBF16;
 };
 
@@ -105,8 +108,9 @@ struct alignas(16) TileEntry {
   std::uint32_t old_view = kNoView;
   std::uint32_t count = 0;  ///< Number of elements; none if the tensor never changes.
   std::uint8_t element_shift = 0;
-  bool masters = false;  ///< As of TensorEntry.
-  bool vectors = false;  ///< As of TensorEntry.
+  bool masters = false;   ///< As of TensorEntry.
+  bool vectors = false;   ///< As of TensorEntry.
+  std::uint8_t lead = 0;  ///< As of TensorEntry: the bytes of a tile are whole vectors.
 
   /// Returns its first element in the tensor.
   SPARSECAST_HD std::uint64_t first() const { return std::uint64_t{number} * kTileElems; }

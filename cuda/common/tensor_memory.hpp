@@ -3,25 +3,29 @@
 
 #include <vector>
 
+#include "core/tensor_view.hpp"
 #include "cuda/common/device_memory.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast::cuda {
 
-/// One allocation with a range of bytes for each tensor of a table; each range is aligned for vector loads at full
-/// speed.
+/// One allocation with a range of bytes for each tensor of a table, aligned for vector loads at full speed.
 template <MemoryKind kKind>
 class TensorMemory {
  public:
   TensorMemory() = default;
-  /// bytes_of(spec) returns the size of the range of a tensor in bytes. Errors name the purpose.
+  /// bytes_of(spec) returns the size of the range of a tensor in bytes. Errors name the purpose. With `beside`,
+  /// parallel to the table, a range is for a copy that will be compared with that tensor, and lies behind a multiple of
+  /// 16 bytes as that does.
   template <class BytesOf>
-  TensorMemory(const TensorTable& table, const BytesOf& bytes_of, const char* purpose = "tensors") {
+  TensorMemory(const TensorTable& table, const BytesOf& bytes_of, const char* purpose = "tensors",
+               const std::vector<TensorRef>& beside = {}) {
     constexpr std::uint64_t kAlignment = 256;
     std::uint64_t used = 0;
-    for (const TensorSpec& spec : table) {
-      offsets_.push_back(used);
-      used += (bytes_of(spec) + kAlignment - 1) / kAlignment * kAlignment;
+    for (std::size_t t = 0; t < table.size(); ++t) {
+      const std::uint64_t lead = beside.empty() ? 0 : lead_bytes_of(beside[t], table[t].dtype);
+      offsets_.push_back(used + lead);
+      used += (lead + bytes_of(table[t]) + kAlignment - 1) / kAlignment * kAlignment;
     }
     memory_ = OwnedMemory<kKind>(used, purpose);
   }

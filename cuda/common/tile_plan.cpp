@@ -94,6 +94,7 @@ void enter_tile(TileEntry& tile, const TensorEntry& tensor, DetectSource source)
   tile.element_shift = tensor.element_shift;
   tile.masters = tensor.masters;
   tile.vectors = tensor.vectors;
+  tile.lead = tensor.lead;
   tile.current_view = tensor.current_view;
   tile.old_view = tensor.old_view;
   tile.current = tensor.current + place(tensor.current_view, casts ? 2 : tensor.element_shift);

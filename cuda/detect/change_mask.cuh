@@ -10,10 +10,12 @@
 namespace sparsecast::cuda {
 
 /// A bit for each element of a tile, lowest first, shared by the CTA. Bytes are in the order of little-endian words.
+/// While a tile with a lead is compared, the bits of its elements come behind as many of none, which takes one word
+/// more.
 union ChangeMask {
-  std::uint32_t words[kMaskWords];
-  std::uint16_t halves[2 * kMaskWords];
-  std::uint8_t bytes[4 * kMaskWords];
+  std::uint32_t words[kMaskWords + 1];
+  std::uint16_t halves[2 * (kMaskWords + 1)];
+  std::uint8_t bytes[4 * (kMaskWords + 1)];
 };
 
 /// Gathers the highest bits of four bytes, lowest byte first; all other bits must be zero. The product has a copy of
@@ -83,28 +85,53 @@ __device__ void store_flags(ChangeMask& mask, std::uint32_t at, std::uint32_t fl
   }
 }
 
-/// Marks the differences in the first `pieces` pieces of a tile, whole words of the mask. load(at) reads a piece and
-/// flags(loaded) compares it. In a whole tile each thread has kInFlight pieces in flight.
+/// Marks the differences in all pieces of a tile. load(at) reads a piece and flags(loaded) compares it. Each thread has
+/// kInFlight pieces in flight.
 template <std::uint32_t kInFlight, unsigned kFlags, class Load, class Flags>
-__device__ void mark_pieces(std::uint32_t pieces, ChangeMask& mask, const Load& load, const Flags& flags) {
+__device__ void mark_whole_tile(ChangeMask& mask, const Load& load, const Flags& flags) {
   constexpr std::uint32_t kAtOnce = kInFlight * kThreads;
   static_assert(kTileElems / kFlags % kAtOnce == 0);
-  if (pieces == kTileElems / kFlags) {
-    for (std::uint32_t begin = threadIdx.x; begin < kTileElems / kFlags; begin += kAtOnce) {
-      decltype(load(0)) loaded[kInFlight];
-      SPARSECAST_UNROLL
-      for (std::uint32_t j = 0; j < kInFlight; ++j) loaded[j] = load(begin + j * kThreads);
-      SPARSECAST_UNROLL
-      for (std::uint32_t j = 0; j < kInFlight; ++j) {
-        store_flags<kFlags>(mask, begin + j * kThreads, flags(loaded[j]), true);
-      }
+  for (std::uint32_t begin = threadIdx.x; begin < kTileElems / kFlags; begin += kAtOnce) {
+    decltype(load(0)) loaded[kInFlight];
+    SPARSECAST_UNROLL
+    for (std::uint32_t j = 0; j < kInFlight; ++j) loaded[j] = load(begin + j * kThreads);
+    SPARSECAST_UNROLL
+    for (std::uint32_t j = 0; j < kInFlight; ++j) {
+      store_flags<kFlags>(mask, begin + j * kThreads, flags(loaded[j]), true);
     }
-    return;
   }
-  for (std::uint32_t begin = 0; begin < pieces; begin += kThreads) {
-    const std::uint32_t at = begin + threadIdx.x;
-    store_flags<kFlags>(mask, at, flags(load(at < pieces ? at : pieces - 1)), at < pieces);
+}
+
+/// Marks the differences in the pieces from number `first` to `end`, whole words of the mask, in the same way.
+template <std::uint32_t kInFlight, unsigned kFlags, class Load, class Flags>
+__device__ void mark_pieces(std::uint32_t first, std::uint32_t end, ChangeMask& mask, const Load& load,
+                            const Flags& flags) {
+  constexpr std::uint32_t kAtOnce = kInFlight * kThreads;
+  for (std::uint32_t begin = first; begin < end; begin += kAtOnce) {
+    const std::uint32_t own = begin + threadIdx.x;
+    decltype(load(0)) loaded[kInFlight];
+    SPARSECAST_UNROLL
+    for (std::uint32_t j = 0; j < kInFlight; ++j) {
+      const std::uint32_t at = own + j * kThreads;
+      loaded[j] = load(at < end ? at : end - 1);
+    }
+    SPARSECAST_UNROLL
+    for (std::uint32_t j = 0; j < kInFlight; ++j) {
+      const std::uint32_t at = own + j * kThreads;
+      store_flags<kFlags>(mask, at, flags(loaded[j]), at < end);
+    }
   }
+}
+
+/// Moves the bits of all elements `lead` places down, to where the number of their element says; those above are zero.
+/// `lead` is below 32. Callers provide the barriers before and behind.
+__device__ inline void drop_lead(ChangeMask& mask, std::uint32_t lead) {
+  const std::uint32_t low = mask.words[2 * threadIdx.x];
+  const std::uint32_t middle = mask.words[2 * threadIdx.x + 1];
+  const std::uint32_t high = mask.words[2 * threadIdx.x + 2];
+  __syncthreads();
+  mask.words[2 * threadIdx.x] = __funnelshift_r(low, middle, lead);
+  mask.words[2 * threadIdx.x + 1] = __funnelshift_r(middle, high, lead);
 }
 
 }  // namespace sparsecast::cuda

@@ -22,74 +22,97 @@ struct TwoVectors {
 
 /// Compares contiguous memory.
 template <unsigned kShift>
-__device__ void compare_vectors(const TileEntry& tile, std::uint32_t vectors, ChangeMask& mask) {
-  const auto* current = in_global(reinterpret_cast<const uint4*>(tile.current));
-  const auto* old = in_global(reinterpret_cast<const uint4*>(tile.old));
-  mark_pieces<DetectPolicy::kInFlight, (16 >> kShift)>(
-      vectors, mask,
-      [&](std::uint32_t at) {
-        return TwoVectors{current[at], old[at]};
-      },
-      [](const TwoVectors& both) { return different_elements<kShift>(both.current, both.old); });
+__device__ void compare_vectors(const TileEntry& tile, std::uint32_t end_word, ChangeMask& mask) {
+  constexpr unsigned kElements = 16 >> kShift;
+  const auto compare = [](const TwoVectors& both) { return different_elements<kShift>(both.current, both.old); };
+  if (end_word == kMaskWords && tile.lead == 0) {
+    const auto* current = in_global(reinterpret_cast<const uint4*>(tile.current));
+    const auto* old = in_global(reinterpret_cast<const uint4*>(tile.old));
+    const auto load = [&](std::uint32_t at) { return TwoVectors{current[at], old[at]}; };
+    return mark_whole_tile<DetectPolicy::kInFlight, kElements>(mask, load, compare);
+  }
+  const auto* current = vectors_of<uint4>(tile.current, tile.lead << kShift);
+  const auto* old = vectors_of<uint4>(tile.old, tile.lead << kShift);
+  const auto load = [&](std::uint32_t at) { return TwoVectors{current[at], old[at]}; };
+  mark_pieces<DetectPolicy::kInFlight, kElements>(first_vector_word(tile) * (32 / kElements),
+                                                  end_word * (32 / kElements), mask, load, compare);
 }
 
 /// Compares where at least one side is a strided view. Costs a division for each dimension but the first, for each
 /// vector.
 template <unsigned kShift>
-__device__ void compare_strided_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t vectors,
+__device__ void compare_strided_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t end_word,
                                         ChangeMask& mask) {
-  mark_pieces<DetectPolicy::kStridedInFlight, (16 >> kShift)>(
-      vectors, mask,
-      [&](std::uint32_t at) {
-        return TwoVectors{*piece_at<uint4>(pipeline, tile, tile.current, tile.current_view, at << (4 - kShift), kShift),
-                          *piece_at<uint4>(pipeline, tile, tile.old, tile.old_view, at << (4 - kShift), kShift)};
-      },
-      [](const TwoVectors& both) { return different_elements<kShift>(both.current, both.old); });
+  constexpr unsigned kElements = 16 >> kShift;
+  const auto load = [&](std::uint32_t at) {
+    return TwoVectors{*piece_at<uint4>(pipeline, tile, tile.current, tile.current_view, at << (4 - kShift), kShift),
+                      *piece_at<uint4>(pipeline, tile, tile.old, tile.old_view, at << (4 - kShift), kShift)};
+  };
+  const auto compare = [](const TwoVectors& both) { return different_elements<kShift>(both.current, both.old); };
+  if (end_word == kMaskWords) {
+    return mark_whole_tile<DetectPolicy::kStridedInFlight, kElements>(mask, load, compare);
+  }
+  mark_pieces<1, kElements>(0, end_word * (32 / kElements), mask, load, compare);
 }
 
-/// Compares the first `elements` elements, a multiple of 32, by the fastest loads that the source and the views allow.
+/// Compares the elements of the mask words from first_vector_word() to `end_word` by the fastest loads that the source
+/// and the views allow.
 template <DetectSource kSource, unsigned kShift>
-__device__ void find_in_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t elements,
+__device__ void find_in_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t end_word,
                                 ChangeMask& mask) {
   const bool strided = has_views(kSource) && (tile.current_view != kNoView || tile.old_view != kNoView);
   if constexpr (kShift == 1 && (kSource == DetectSource::kFusedCast || kSource == DetectSource::kMasters)) {
     if (casts<kSource>(tile)) {
       if (strided) {
-        cast_strided_vectors(pipeline, tile, elements, mask);
+        cast_strided_vectors(pipeline, tile, end_word, mask);
       } else {
-        cast_vectors(tile, elements, mask);
+        cast_vectors(tile, end_word, mask);
       }
       return;
     }
   }
   if constexpr (kSource != DetectSource::kFusedCast) {
-    const std::uint32_t vectors = elements << kShift >> 4;
     if (strided) {
-      compare_strided_vectors<kShift>(pipeline, tile, vectors, mask);
+      compare_strided_vectors<kShift>(pipeline, tile, end_word, mask);
     } else {
-      compare_vectors<kShift>(tile, vectors, mask);
+      compare_vectors<kShift>(tile, end_word, mask);
     }
   }
 }
 
-/// Returns the number of mask words whose elements are compared by vectors.
-__device__ inline std::uint32_t vector_words(const TileEntry& tile) { return tile.vectors ? tile.count / 32 : 0; }
+/// Returns the end of the mask words whose elements are compared by vectors.
+__device__ inline std::uint32_t end_vector_word(const TileEntry& tile) {
+  return tile.vectors ? (tile.count + tile.lead) / 32 : 0;
+}
 
+/// Compares the elements of all other mask words one by one; each warp gathers a word. The one with the lead comes
+/// first.
 template <DetectSource kSource, class T>
-__device__ void compare_elements(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask) {
-  find_in_vectors<kSource, kShiftOf<T>>(pipeline, tile, vector_words(tile) * 32, mask);
-  // The rest element by element; each warp gathers a word. Where it begins is asked for again: kept, the number would
-  // take a register of the loads in flight.
-  const std::uint32_t words = (tile.count + 31) / 32;
-  for (std::uint32_t w = vector_words(tile) + threadIdx.x / 32; w < words; w += kThreads / 32) {
-    const std::uint32_t i = w * 32 + threadIdx.x % 32;
+__device__ void find_in_elements(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask) {
+  const std::uint32_t lead = tile.lead;
+  const std::uint32_t end = end_vector_word(tile);
+  const std::uint32_t words = (tile.count + lead + 31) / 32;
+  const std::uint32_t before = end == 0 ? 0 : first_vector_word(tile);
+  for (std::uint32_t n = end - before + threadIdx.x / 32; n < words; n += kThreads / 32) {
+    const std::uint32_t w = n < end ? 0 : n;
+    const std::uint32_t i = w * 32 + threadIdx.x % 32 - lead;  // Before the first element it is beyond the last one.
     const bool changed =
         i < tile.count && new_element<kSource, T>(pipeline, tile, i) !=
                               load_element<T>(tile.old, place_in<kSource>(pipeline, tile, tile.old_view, i));
     const std::uint32_t bits = __ballot_sync(kAllLanes, changed ? 1 : 0);
     if (threadIdx.x % 32 == 0) mask.words[w] = bits;
   }
-  for (std::uint32_t w = words + threadIdx.x; w < kMaskWords; w += kThreads) mask.words[w] = 0;
+  for (std::uint32_t w = words + threadIdx.x; w <= kMaskWords; w += kThreads) mask.words[w] = 0;
+  if (lead == 0) return;
+  __syncthreads();
+  drop_lead(mask, lead);
+}
+
+template <DetectSource kSource, class T>
+__device__ void compare_elements(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask) {
+  find_in_vectors<kSource, kShiftOf<T>>(pipeline, tile, end_vector_word(tile), mask);
+  // Asked for again: kept, the number would take a register of the loads in flight.
+  if (end_vector_word(tile) != kMaskWords || tile.lead != 0) find_in_elements<kSource, T>(pipeline, tile, mask);
 }
 
 /// Sets the bits of the changed elements in `mask`, which the CTA shares, and clears the others. Callers need a barrier

@@ -42,6 +42,16 @@ __device__ T new_element(const Pipeline& pipeline, const TileEntry& tile, std::u
   return load_element<T>(tile.current, place);
 }
 
+/// Returns the vectors of which the first one holds the element at `first` behind `lead_bytes` bytes of others, which
+/// are not the tile's. The next ones are.
+template <class Vector>
+__device__ const Vector* vectors_of(const std::byte* first, std::uint32_t lead_bytes) {
+  return in_global(reinterpret_cast<const Vector*>(first - lead_bytes));
+}
+
+/// Returns the first mask word whose elements are compared by vectors: one with elements of another tile is not.
+__device__ inline std::uint32_t first_vector_word(const TileEntry& tile) { return tile.lead == 0 ? 0 : 1; }
+
 /// Returns the memory from element `index` of the tile on; elements have 2^shift bytes.
 template <class Piece>
 __device__ const Piece* piece_at(const Pipeline& pipeline, const TileEntry& tile, const std::byte* base,

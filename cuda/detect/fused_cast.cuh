@@ -38,29 +38,32 @@ __device__ inline std::uint32_t different_casts(const MasterPiece& piece) {
                                piece.old.x, piece.old.y);
 }
 
-/// Compares the cast of contiguous masters with contiguous bf16, for `elements` elements. Neighbouring lanes read
+/// Compares the cast of contiguous masters with contiguous bf16, up to mask word `end_word`. Neighbouring lanes read
 /// neighbouring masters, so that a load of the warp takes as few sectors as it can.
-__device__ inline void cast_vectors(const TileEntry& tile, std::uint32_t elements, ChangeMask& mask) {
-  const auto* masters = in_global(reinterpret_cast<const uint4*>(tile.current));
-  const auto* old = in_global(reinterpret_cast<const uint2*>(tile.old));
-  mark_pieces<DetectPolicy::kInFlight, 4>(
-      elements / 4, mask,
-      [&](std::uint32_t at) {
-        return MasterPiece{masters[at], old[at]};
-      },
-      different_casts);
+__device__ inline void cast_vectors(const TileEntry& tile, std::uint32_t end_word, ChangeMask& mask) {
+  if (end_word == kMaskWords && tile.lead == 0) {
+    const auto* masters = in_global(reinterpret_cast<const uint4*>(tile.current));
+    const auto* old = in_global(reinterpret_cast<const uint2*>(tile.old));
+    const auto load = [&](std::uint32_t at) { return MasterPiece{masters[at], old[at]}; };
+    return mark_whole_tile<DetectPolicy::kInFlight, 4>(mask, load, different_casts);
+  }
+  const auto* masters = vectors_of<uint4>(tile.current, tile.lead * 4U);
+  const auto* old = vectors_of<uint2>(tile.old, tile.lead * 2U);
+  const auto load = [&](std::uint32_t at) { return MasterPiece{masters[at], old[at]}; };
+  mark_pieces<DetectPolicy::kInFlight, 4>(first_vector_word(tile) * 8, end_word * 8, mask, load, different_casts);
 }
 
 /// Compares where the masters or the bf16 are a strided view.
-__device__ inline void cast_strided_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t elements,
+__device__ inline void cast_strided_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t end_word,
                                             ChangeMask& mask) {
-  mark_pieces<DetectPolicy::kStridedInFlight, 4>(
-      elements / 4, mask,
-      [&](std::uint32_t at) {
-        return MasterPiece{*piece_at<uint4>(pipeline, tile, tile.current, tile.current_view, at << 2, 2),
-                           *piece_at<uint2>(pipeline, tile, tile.old, tile.old_view, at << 2, 1)};
-      },
-      different_casts);
+  const auto load = [&](std::uint32_t at) {
+    return MasterPiece{*piece_at<uint4>(pipeline, tile, tile.current, tile.current_view, at << 2, 2),
+                       *piece_at<uint2>(pipeline, tile, tile.old, tile.old_view, at << 2, 1)};
+  };
+  if (end_word == kMaskWords) {
+    return mark_whole_tile<DetectPolicy::kStridedInFlight, 4>(mask, load, different_casts);
+  }
+  mark_pieces<1, 4>(0, end_word * 8, mask, load, different_casts);
 }
 
 }  // namespace sparsecast::cuda

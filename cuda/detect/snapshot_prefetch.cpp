@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/tensor_view.hpp"
 #include "cuda/common/table_upload.hpp"
 #include "sparsecast/codec.hpp"
 
@@ -46,15 +47,17 @@ std::uint64_t SnapshotPrefetch::lay_out(std::uint32_t chunk) {
     const SectionEntry& first = plan_.sections[s];
     const TensorEntry& tensor = plan_.tensors[first.tensor];
     const std::uint64_t skipped = first_element(first) << tensor.element_shift;
-    SectionCopy piece{tensor.old + skipped, used, 0};
+    // Lies behind a multiple of 16 bytes as the live tensor does, so that both are compared by vectors.
+    const std::uint64_t offset = used + reinterpret_cast<std::uintptr_t>(tensor.current) % kVectorBytes;
+    SectionCopy piece{tensor.old + skipped, offset, 0};
     for (; s < range.section_end && plan_.sections[s].tensor == first.tensor; ++s) {
       piece.bytes += section_bytes(tensor, plan_.sections[s]);
     }
     entries_.resize(copy.entries + first.tensor - copy.first_tensor);  // Also makes room for tensors without elements.
     entries_.push_back(tensor);
-    entries_.back().old = reinterpret_cast<std::byte*>(used - skipped);
+    entries_.back().old = reinterpret_cast<std::byte*>(offset - skipped);
     pieces_.push_back(piece);
-    used += (piece.bytes + kAlignment - 1) / kAlignment * kAlignment;
+    used = (offset + piece.bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
   copy.piece_end = pieces_.size();
   chunks_.push_back(copy);
@@ -66,8 +69,10 @@ void SnapshotPrefetch::place(std::uint32_t chunk) {
   const auto buffer = reinterpret_cast<std::uintptr_t>(buffers_[chunk % 2].memory.as());
   for (std::size_t i = chunks_[chunk].entries; i < end; ++i) {
     TensorEntry& entry = entries_[i];
-    // Vector loads need both pointers aligned. The buffer is aligned; the alignment on the host no longer matters.
-    entry.vectors = reinterpret_cast<std::uintptr_t>(entry.current) % 16 == 0;
+    // The alignment on the host does not matter.
+    const std::size_t element_bytes = std::size_t{1} << entry.element_shift;
+    entry.vectors = true;
+    entry.lead = lead_of(entry.current, element_bytes, kVectorBytes / element_bytes);
     entry.old = reinterpret_cast<std::byte*>(buffer + reinterpret_cast<std::uintptr_t>(entry.old));
   }
   for (std::uint32_t t = plan_.chunks[chunk].tile_begin; t < plan_.chunks[chunk].tile_end; ++t) {

@@ -165,7 +165,7 @@ __device__ std::uint32_t classify_tile(const Pipeline& pipeline, const TileEntry
     for (const std::uint32_t word : eight.words) sum += word;
     store_classes(planes, at, keys_of(eight, field), classes);
   };
-  const bool vectors = tile.vectors && tile.old_view == kNoView;
+  const bool vectors = tile.old_view == kNoView && reinterpret_cast<std::uintptr_t>(tile.old) % 16 == 0;
   if (vectors && tile.count == kTileElems) {
     for (std::uint32_t begin = threadIdx.x; begin < kEights; begin += kInFlight * kThreads) {
       EightWords<T> loaded[kInFlight];

@@ -22,9 +22,9 @@ struct CUstream_st;
 namespace sparsecast::cuda {
 
 /// Device memory of one tensor for a comparison with a snapshot. Pointers are aligned to their elements; detect runs at
-/// full speed if they are aligned to 16 bytes. The caller owns the memory and must not change it from start() until the
-/// enqueued work is done. Strides are those of TensorRef, empty for contiguous memory; no two elements of a snapshot
-/// may share an address.
+/// full speed if both lie as many bytes behind a multiple of 16 (docs/gpu.md). The caller owns the memory and must not
+/// change it from start() until the enqueued work is done. Strides are those of TensorRef, empty for contiguous memory;
+/// no two elements of a snapshot may share an address.
 struct CompareTensor {
   const void* d_current = nullptr;
   void* d_snapshot = nullptr;  ///< Bits that receivers hold.

@@ -3,13 +3,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/tensor_view.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::cuda {
 namespace {
-
-constexpr std::size_t kVectorBytes = 16;
 
 bool aligned(const void* at, std::size_t to) { return reinterpret_cast<std::uintptr_t>(at) % to == 0; }
 
@@ -38,6 +38,14 @@ void enter_pair(TensorEntry& entry, const TensorSpec& spec, const void* d_curren
   entry.old = entry.refresh = static_cast<std::byte*>(snapshot);
 }
 
+/// Enters whether contiguous tensors are compared by vectors, for which any alignment will do if it is the same.
+void enter_lead(TensorEntry& entry, std::size_t current_bytes, std::size_t old_bytes) {
+  const std::size_t together = kVectorBytes / std::max(current_bytes, old_bytes);
+  entry.lead = lead_of(entry.current, current_bytes, together);
+  entry.vectors = entry.lead == lead_of(entry.old, old_bytes, together);
+  if (!entry.vectors) entry.lead = 0;
+}
+
 }  // namespace
 
 DetectSource enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<CompareTensor>& tensors) {
@@ -58,6 +66,10 @@ DetectSource enter_tensors(TilePlan& plan, const TensorTable& table, const std::
     entry.old_view = add_view(plan, old);
     any_masters = any_masters || tensor.masters;
     any_views = any_views || entry.current_view != kNoView || entry.old_view != kNoView;
+    if (entry.current_view == kNoView && entry.old_view == kNoView) {
+      enter_lead(entry, current_bytes, size);
+      continue;
+    }
     const std::size_t together = kVectorBytes / size;
     entry.vectors = holds_vectors(tensor.d_current, current, current_bytes, together) &&
                     holds_vectors(tensor.d_snapshot, old, size, together);
@@ -83,7 +95,7 @@ void enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<C
     TensorEntry& entry = plan.tensors[t];
     entry.current = reinterpret_cast<const std::byte*>(tensor.d_masters);
     entry.old = entry.refresh = static_cast<std::byte*>(tensor.d_bf16);
-    entry.vectors = aligned(tensor.d_masters, kVectorBytes) && aligned(tensor.d_bf16, kVectorBytes);
+    enter_lead(entry, sizeof(float), element_size(DType::kBF16));
   }
 }
 

@@ -93,7 +93,8 @@ struct DetectorOptions {
 /// neither read nor written. On a device a view is read 16 bytes at a time where its innermost run (dimensions that are
 /// contiguous together form one run) has a multiple of 16 bytes and a 16-byte aligned start, in both live tensor and
 /// snapshot; otherwise it is read element by element. A master that is a view: where the run is a multiple of 8
-/// elements.
+/// elements. A contiguous tensor is read so wherever it begins, unless the caller's snapshot of it begins elsewhere
+/// modulo 16 bytes.
 ///
 /// Throws Error{kUsage} that names the tensor for references that do not fit the table; Error{kUnsupported} that says
 /// what there is not: a device backend or its memory, and views or masters where the method takes none; and the errors

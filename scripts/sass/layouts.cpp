@@ -23,11 +23,13 @@ int main() {
   FIELD(TensorEntry, current), FIELD(TensorEntry, old), FIELD(TensorEntry, refresh), FIELD(TensorEntry, elements);
   FIELD(TensorEntry, key_lo), FIELD(TensorEntry, key_hi), FIELD(TensorEntry, digest_view);
   FIELD(TensorEntry, current_view), FIELD(TensorEntry, old_view), FIELD(TensorEntry, sections);
-  FIELD(TensorEntry, element_shift), FIELD(TensorEntry, order), FIELD(TensorEntry, vectors), FIELD(TensorEntry, dtype);
+  FIELD(TensorEntry, element_shift), FIELD(TensorEntry, order), FIELD(TensorEntry, vectors), FIELD(TensorEntry, lead);
+  FIELD(TensorEntry, dtype);
   END(TensorEntry), COMMA();
   BEGIN(TileEntry), FIELD(TileEntry, current), FIELD(TileEntry, old), FIELD(TileEntry, tensor);
   FIELD(TileEntry, number), FIELD(TileEntry, current_view), FIELD(TileEntry, old_view), FIELD(TileEntry, count);
-  FIELD(TileEntry, element_shift), FIELD(TileEntry, masters), FIELD(TileEntry, vectors), END(TileEntry), COMMA();
+  FIELD(TileEntry, element_shift), FIELD(TileEntry, masters), FIELD(TileEntry, vectors), FIELD(TileEntry, lead);
+  END(TileEntry), COMMA();
   BEGIN(StridedView), FIELD(StridedView, extents), FIELD(StridedView, strides), FIELD(StridedView, rank);
   END(StridedView), COMMA();
   BEGIN(Pipeline);

@@ -69,10 +69,11 @@ class Memory(Bytes):
             raise MemoryError("the machine's memory is full")
         return address
 
-    def put(self, values: Any) -> int:
-        """Returns the address of a copy of an array or of bytes."""
+    def put(self, values: Any, lead: int = 0) -> int:
+        """Returns the address of a copy of an array or of bytes, `lead` bytes behind a multiple of 256."""
         raw = np.frombuffer(values if isinstance(values, bytes) else np.ascontiguousarray(values).tobytes(), np.uint8)
-        address = self.allocate(len(raw))
+        address = self.allocate(lead + len(raw)) + lead
+        self.allocated[address - lead - self.base : address - self.base] = False
         self.bytes[address - self.base : address - self.base + len(raw)] = raw
         return address
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -22,6 +24,22 @@ StridedView view_of_tensor(const TensorSpec& spec, const std::vector<std::int64_
 /// the dtypes are equal. Throws Error{kUsage} with context `where` for any other combination.
 bool is_master(DType dtype, DType given, const std::string& where);
 bool is_master(const TensorSpec& spec, DType given);
+
+/// Bytes that device code loads at once where the alignment of all its pointers allows it.
+inline constexpr std::size_t kVectorBytes = 16;
+
+/// Returns how many elements `at` lies behind where a vector of `together` elements may begin.
+inline std::uint8_t lead_of(const void* at, std::size_t element_bytes, std::size_t together) {
+  return static_cast<std::uint8_t>(reinterpret_cast<std::uintptr_t>(at) / element_bytes % together);
+}
+
+/// Returns how many bytes behind a multiple of kVectorBytes a copy of `live` in elements of `dtype` must lie, so that
+/// device code can compare both by vectors. The copy of fp32 masters is of their cast to bf16.
+inline std::uint64_t lead_bytes_of(const TensorRef& live, DType dtype) {
+  const std::size_t live_bytes = element_size(live.dtype);
+  const std::size_t copy_bytes = element_size(dtype);
+  return lead_of(live.data, live_bytes, kVectorBytes / std::max(live_bytes, copy_bytes)) * copy_bytes;
+}
 
 /// Maps an element's row-major index in its own tensor to its index in the state digest.
 struct DigestIndex {

@@ -80,7 +80,7 @@ class DeviceSnapshot final : public DeviceDetector {
     if (snapshot_.empty() && table->size() != 0) {
       require_contiguous(*table, live_, "a snapshot that the detector makes");
       copy_ = cuda::TensorMemory<kKind>(
-          *table, [](const TensorSpec& spec) { return spec.bytes(); }, "the snapshot");
+          *table, [](const TensorSpec& spec) { return spec.bytes(); }, "the snapshot", live_);
       copy_tensors(*table, live_, context, copy_);
       for (std::size_t t = 0; t < table->size(); ++t) {
         snapshot_.push_back(ref_to((*table)[t], copy_[t], context.device()));
@@ -124,7 +124,7 @@ class PinnedSnapshot final : public DeviceDetector {
       : DeviceDetector(std::move(origin)), live_(std::move(live)) {
     require_contiguous(*table, live_, "a pinned snapshot");
     copy_ = cuda::TensorMemory<MemoryKind::kPinnedHost>(
-        *table, [](const TensorSpec& spec) { return spec.bytes(); }, "the snapshot");
+        *table, [](const TensorSpec& spec) { return spec.bytes(); }, "the snapshot", live_);
     copy_tensors(*table, live_, context, copy_);
   }
 

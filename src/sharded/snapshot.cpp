@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "core/tensor_view.hpp"
+
 namespace sparsecast {
 namespace {
 
@@ -73,12 +75,19 @@ std::size_t ShardSnapshot::layer_for(const FanoutPlan& plan, const Route& route,
   return layers_.size() - 1;
 }
 
+/// Makes room for a copy of a local tensor that a device compares with it by vectors.
+Allocation ShardSnapshot::allocate_copy(std::uint32_t local) const {
+  const std::uint64_t lead = lead_bytes_of(memory_->local()[local], memory_->wire_dtype(local));
+  const Allocation all = memory_->memory().allocate(lead + memory_->wire_bytes(local));
+  return {all, all.get() + lead};
+}
+
 /// Takes what of the region the layer does not hold: from another layer that does, or as the rank's tensor has it now.
 void ShardSnapshot::take(std::size_t layer, const FanoutPlan& plan, const Region& region, const RegionView& view) {
   const TensorSpec& spec = plan.table()[region.tensor];
   const std::size_t size = element_size(spec.dtype);
   Allocation& copy = layers_[layer].copies[view.local];
-  if (!copy) copy = memory_->memory().allocate(memory_->wire_bytes(view.local));
+  if (!copy) copy = allocate_copy(view.local);
   std::vector<Box> missing{region.box};
   const auto take_out = [&](const std::vector<Box>& boxes, const std::byte* from) {
     for (const Box& piece : missing) {

@@ -59,6 +59,7 @@ class ShardSnapshot {
   };
 
   std::size_t layer_for(const FanoutPlan& plan, const Route& route, const std::vector<RegionView>& views);
+  Allocation allocate_copy(std::uint32_t local) const;
   void take(std::size_t layer, const FanoutPlan& plan, const Region& region, const RegionView& view);
   std::byte* find_whole(const std::string& tensor, const Box& box, std::uint32_t local);
   TensorRef copy_at(std::uint32_t local, std::byte* data) const;

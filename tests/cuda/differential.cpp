@@ -14,6 +14,12 @@ namespace {
 
 std::size_t random_skew(Random& random) { return random.chance(0.7) ? 0 : random.between(1, 15); }
 
+/// Those of two tensors that are compared: the one given, or random, and in half of the cases the same.
+std::pair<std::size_t, std::size_t> two_skews(Random& random, std::optional<std::size_t> given) {
+  const std::size_t one = given.value_or(random_skew(random));
+  return {one, given || random.chance(0.5) ? one : random_skew(random)};
+}
+
 }  // namespace
 
 std::vector<std::size_t> element_sizes(const TensorTable& table) {
@@ -67,14 +73,16 @@ void expect_same_frames(const cuda::DeviceFrames& found, const ExpectedFrames& e
   EXPECT_EQ(found.commit.frames_hash, expected.commit.frames_hash);
 }
 
-void expect_compare_agrees(const RandomDelta& delta, Random& random, const cuda::DeviceEncoderOptions& device) {
+void expect_compare_agrees(const RandomDelta& delta, Random& random, const cuda::DeviceEncoderOptions& device,
+                           std::optional<std::size_t> skew) {
   const TensorTable& table = *delta.table;
   const auto detector = make_compare_detector(table, views(delta.new_state), views(delta.old_state));
   const ExpectedFrames expected = encode_on_cpu(table, *detector, delta.options);
 
   const bool refresh = random.chance(0.8);
-  DeviceState current(element_sizes(table), delta.new_state, random_skew(random));
-  DeviceState old(element_sizes(table), delta.old_state, random_skew(random));
+  const auto [current_skew, old_skew] = two_skews(random, skew);
+  DeviceState current(element_sizes(table), delta.new_state, current_skew);
+  DeviceState old(element_sizes(table), delta.old_state, old_skew);
   std::vector<cuda::CompareTensor> tensors;
   for (std::size_t t = 0; t < table.size(); ++t) tensors.push_back({current[t], old[t]});
   cuda::DeviceEncoder encoder = cuda::DeviceEncoder::compare(table, tensors, refresh, delta.options, device);
@@ -86,7 +94,8 @@ void expect_compare_agrees(const RandomDelta& delta, Random& random, const cuda:
   }
 }
 
-void expect_cast_agrees(const RandomDelta& delta, Random& random, const cuda::DeviceEncoderOptions& device) {
+void expect_cast_agrees(const RandomDelta& delta, Random& random, const cuda::DeviceEncoderOptions& device,
+                        std::optional<std::size_t> skew) {
   const TensorTable& table = *delta.table;
   // Masters that cast to the new bits or near them, and those with more bits than bf16 has.
   std::vector<std::vector<float>> masters(table.size());
@@ -108,8 +117,9 @@ void expect_cast_agrees(const RandomDelta& delta, Random& random, const cuda::De
     const auto* bytes = reinterpret_cast<const std::byte*>(tensor.data());
     master_bytes.emplace_back(bytes, bytes + tensor.size() * 4);
   }
-  DeviceState old(element_sizes(table), delta.old_state, random_skew(random));
-  DeviceState device_masters(std::vector<std::size_t>(table.size(), 4), master_bytes, random_skew(random));
+  const auto [masters_skew, old_skew] = two_skews(random, skew);
+  DeviceState old(element_sizes(table), delta.old_state, old_skew);
+  DeviceState device_masters(std::vector<std::size_t>(table.size(), 4), master_bytes, masters_skew);
   std::vector<cuda::CastTensor> tensors;
   for (std::size_t t = 0; t < table.size(); ++t) {
     tensors.push_back({masters[t].empty() ? nullptr : reinterpret_cast<const float*>(device_masters[t]), old[t]});

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cuda/device_access.hpp"
@@ -63,9 +64,12 @@ class DeviceState {
   std::vector<std::size_t> sizes_;
 };
 
-/// Functions that compare one delta, and throw or fail the test; `device` decides how much memory there is.
-void expect_compare_agrees(const RandomDelta& delta, Random& random, const cuda::DeviceEncoderOptions& device = {});
-void expect_cast_agrees(const RandomDelta& delta, Random& random, const cuda::DeviceEncoderOptions& device = {});
+/// Functions that compare one delta, and throw or fail the test; `device` decides how much memory there is, `skew` how
+/// many elements all tensors lie behind a multiple of 16 bytes (random, mostly none).
+void expect_compare_agrees(const RandomDelta& delta, Random& random, const cuda::DeviceEncoderOptions& device = {},
+                           std::optional<std::size_t> skew = {});
+void expect_cast_agrees(const RandomDelta& delta, Random& random, const cuda::DeviceEncoderOptions& device = {},
+                        std::optional<std::size_t> skew = {});
 void expect_mask_agrees(const RandomDelta& delta, Random& random, const cuda::DeviceEncoderOptions& device = {});
 
 /// Frames and counts of the encoder of the CPU.

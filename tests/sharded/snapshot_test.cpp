@@ -58,30 +58,33 @@ struct MasterLocals {
     for (const LocalTensor& local : locals) {
       const bool master = local.dtype == DType::kBF16 && random.chance(0.8);
       dtypes.push_back(master ? DType::kF32 : local.dtype);
-      storage.emplace_back(local.elements * element_size(dtypes.back()));
+      skews.push_back(random.below(16) * element_size(dtypes.back()));
+      storage.emplace_back(skews.back() + local.elements * element_size(dtypes.back()));
     }
     train(random);
   }
   std::vector<TensorRef> refs(const std::vector<LocalTensor>& locals) {
     std::vector<TensorRef> out;
     for (std::size_t t = 0; t < locals.size(); ++t) {
-      out.push_back({storage[t].data(), dtypes[t], {locals[t].elements}, {}, kHostMemory});
+      out.push_back({data(t), dtypes[t], {locals[t].elements}, {}, kHostMemory});
     }
     return out;
   }
+  std::byte* data(std::size_t local) { return storage[local].data() + skews[local]; }
   void train(test::Random& random) {
     for (Bytes& tensor : storage) {
       for (std::byte& byte : tensor) byte = static_cast<std::byte>(random.next());
     }
   }
   /// Returns the bits that receivers get of an element.
-  std::uint64_t wire(const std::vector<LocalTensor>& locals, std::size_t local, std::uint64_t element) const {
-    const std::uint64_t bits = test::read_element(storage[local].data(), element_size(dtypes[local]), element);
+  std::uint64_t wire(const std::vector<LocalTensor>& locals, std::size_t local, std::uint64_t element) {
+    const std::uint64_t bits = test::read_element(data(local), element_size(dtypes[local]), element);
     return dtypes[local] == locals[local].dtype ? bits : test::slow_bf16(static_cast<std::uint32_t>(bits));
   }
 
   std::vector<DType> dtypes;
   std::vector<Bytes> storage;
+  std::vector<std::size_t> skews;  ///< Bytes of the storage before the tensor.
 };
 
 /// Calls visit(route, region, local tensor, element of it, the same from the region's first) for all that a rank sends.
@@ -130,7 +133,11 @@ std::uint64_t expect_casts(test::Random& random, const Participant& trainer, con
             const TensorRef live = snapshot.live(*plan, route)[region];
             ASSERT_EQ(live.dtype, own.dtypes[local]);
             const std::size_t size = element_size(own.dtypes[local]);
-            ASSERT_EQ(live.data + offset * size, own.storage[local].data() + element * size);
+            ASSERT_EQ(live.data + offset * size, own.data(local) + element * size);
+            // Both are where a device compares them by vectors.
+            const std::size_t together = 16 / size;
+            ASSERT_EQ(reinterpret_cast<std::uintptr_t>(held.data) / element_size(locals[local].dtype) % together,
+                      reinterpret_cast<std::uintptr_t>(live.data) / size % together);
           });
       snapshot.adopt();
       sent = std::move(now);
