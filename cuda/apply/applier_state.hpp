@@ -31,6 +31,10 @@ class DeviceApplier::State {
   void roll_back(cudaStream_t stream);
   std::vector<StateDigest> digest_changes();
   std::vector<StateDigest> digests(std::size_t first, std::size_t count, cudaStream_t stream);
+  void require_mapped(std::size_t first, std::size_t count) const {
+    cuda::require_mapped(table(), live_, first, count);
+  }
+  void require_mapped() const { require_mapped(0, live_.size()); }
   StateDigest prepare_expansion(Direction direction, cudaStream_t stream);
   void expand(std::size_t tensor, void* d_out, cudaStream_t stream);
   const std::vector<std::size_t>& expansion_tensors() const noexcept { return expansion_.tensors(); }

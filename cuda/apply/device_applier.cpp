@@ -127,6 +127,7 @@ std::vector<StateDigest> DeviceApplier::State::digests(std::size_t first, std::s
   device_stream_.stream = stream;
   std::vector<StateDigest> out(count);
   if (count == 0) return out;
+  require_mapped(first, count);
   const std::uint32_t begin = plan_.tensors[first].first_section;
   const TensorEntry& last = plan_.tensors[first + count - 1];
   const std::uint64_t offset = 16 * first;
@@ -164,6 +165,7 @@ const std::vector<std::size_t>& DeviceApplier::expansion_tensors() const noexcep
 void DeviceApplier::expand(std::size_t tensor, void* d_out, CUstream_st* stream) {
   state_->expand(tensor, d_out, stream);
 }
+void DeviceApplier::require_mapped() const { state_->require_mapped(); }
 std::vector<StateDigest> DeviceApplier::digest_changes() { return state_->digest_changes(); }
 std::vector<StateDigest> DeviceApplier::digests(std::size_t first, std::size_t count, CUstream_st* stream) {
   return state_->digests(first, count, stream);

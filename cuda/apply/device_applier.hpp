@@ -91,6 +91,10 @@ class DeviceApplier {
   /// prepare_expansion().
   void expand(std::size_t tensor, void* d_out, CUstream_st* stream);
 
+  /// Throws Error{kUsage} that names a tensor whose memory is gone. For callers, before they apply; stage() and
+  /// digests() ask for what they read themselves.
+  void require_mapped() const;
+
   /// Reads tensors [first, first + count) in full, waits, and returns their digests: their terms of digest_tensors.
   std::vector<StateDigest> digests(std::size_t first, std::size_t count, CUstream_st* stream);
 

@@ -198,6 +198,7 @@ void DeviceApplier::State::reserve_context() {
 
 void DeviceApplier::State::validate(std::span<const StreamFrames> deltas) {
   const TraceRange<"device_stage.validate"> range;
+  if (any_context_) require_mapped();
   any_context_ ? reserve_context() : reserve_entries();
   reserve(group_begins_, std::uint64_t{received_.block_count} * sizeof(std::uint32_t));
   reserve(blocks_, std::uint64_t{received_.block_count} * sizeof(ReceivedBlock));
@@ -240,7 +241,8 @@ void DeviceApplier::State::decode_again(const BlockRef& block, std::size_t tenso
   }
   const std::int64_t begin = first * static_cast<std::int64_t>(size);
   const PinnedMemory h_old(static_cast<std::size_t>(last + 1 - first) * size);
-  copy_async(h_old.as(), live_[tensor].data + begin, h_old.bytes(), cudaMemcpyDeviceToHost, device_stream_.stream);
+  // A live tensor, or a frame, may lie in pinned memory.
+  copy_async(h_old.as(), live_[tensor].data + begin, h_old.bytes(), cudaMemcpyDefault, device_stream_.stream);
   host_.wait(device_stream_.stream, "hand back a tensor");
   const OldBits old{h_old.as() - (view == nullptr ? 0 : begin), spec.dtype, view};
   with_word(size, [&]<class T>() { decode_block(block, scratch.get<T>(), &old); });
@@ -254,7 +256,7 @@ void DeviceApplier::State::explain(std::uint64_t input_error, std::span<const St
   const StreamFrames& delta = deltas[frames()[f].stream];
   const TensorTable& table = *tables_.table(delta.stream);
   const PinnedMemory h_record(frames()[f].record_bytes);
-  copy_async(h_record.as(), frames()[f].record, h_record.bytes(), cudaMemcpyDeviceToHost, device_stream_.stream);
+  copy_async(h_record.as(), frames()[f].record, h_record.bytes(), cudaMemcpyDefault, device_stream_.stream);
   host_.wait(device_stream_.stream, "hand back a frame");
   const FrameReader frame(ConstBytes(h_record.as(), h_record.bytes()), *delta.header, table);
   const BlockRef& block = frame.blocks()[number - frames()[f].first_block];

@@ -88,7 +88,10 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
         staged_(tables.streams()),
         store_(std::min(kMostSegmentBytes, tables.all().bytes() / 16 + kMinFrameCapacity)) {}
 
-  void require_usable() const override { static_cast<void>(context_.enter()); }
+  void require_usable() const override {
+    const cuda::DeviceGuard guard = context_.enter();
+    applier_.require_mapped();
+  }
 
   std::vector<StateDigest> digests(std::size_t first, std::size_t count) override {
     const cuda::DeviceGuard guard = context_.enter();

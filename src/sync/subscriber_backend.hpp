@@ -23,8 +23,8 @@ class SubscriberBackend {
  public:
   virtual ~SubscriberBackend() = default;
 
-  /// Throws Error{kUsage} when the memory cannot be worked on now: its stream is being captured into a graph. Nothing
-  /// has happened then.
+  /// Throws Error{kUsage} when the memory cannot be worked on now: its stream is being captured into a graph, or an
+  /// engine that sleeps has taken it away. Nothing has happened then.
   virtual void require_usable() const {}
 
   /// Digests of tensors [first, first + count), read in full.

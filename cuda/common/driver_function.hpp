@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/common/runtime.hpp"
+
+namespace sparsecast::cuda {
+
+/// Returns a function of the driver as it has been since CUDA 12.0, or null where the driver has none.
+template <class Function>
+Function* driver_function(const char* name) noexcept {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
+#else
+  const cudaError_t error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found);
+#endif
+  if (error == cudaSuccess) return reinterpret_cast<Function*>(function);
+  static_cast<void>(cudaGetLastError());
+  return nullptr;
+}
+
+}  // namespace sparsecast::cuda
