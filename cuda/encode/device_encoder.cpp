@@ -18,11 +18,20 @@
 namespace sparsecast::cuda {
 namespace {
 
+std::uint64_t body_bytes_at_most(const TilePlan& plan) {
+  return plan.worst_bytes + plan.tiles.size() * (kBlockEntryBytes + kGroupBytes);
+}
+
 std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
   // Every frame of a stream but the last is full except for less than its next block and the entries of that; twice is
   // safe.
-  const std::uint64_t bytes = plan.worst_bytes + plan.tiles.size() * (kBlockEntryBytes + kGroupBytes);
-  return 2 * bytes / capacity + 1 + plan.streams.size();
+  return 2 * body_bytes_at_most(plan) / capacity + 1 + plan.streams.size();
+}
+
+/// Returns what memory that must hold `needed` grows to: half as much again, because each growth waits for the whole
+/// device, but no more than any delta can need.
+std::uint64_t room_for(std::uint64_t needed, std::uint64_t most) {
+  return std::max(needed, std::min(needed + needed / 2, most));
 }
 
 }  // namespace
@@ -241,7 +250,7 @@ void DeviceEncoder::State::grow_arena() {
 bool DeviceEncoder::State::grow_frames() {
   if (counts().frames_bytes <= frame_memory_.bytes()) return false;
   frame_memory_ = DeviceMemory();
-  frame_memory_ = DeviceMemory(counts().frames_bytes, "frames");
+  frame_memory_ = DeviceMemory(room_for(counts().frames_bytes, body_bytes_at_most(plan_)), "frames");
   pipeline_.frame_memory = frame_memory_.as();
   pipeline_.frame_memory_bytes = frame_memory_.bytes();
   return true;
@@ -254,7 +263,7 @@ bool DeviceEncoder::State::grow_entries() {
   const std::uint64_t wanted = std::min<std::uint64_t>(most, plan_.most_chunk_entries);
   if (wanted <= sets_.entries()) return false;
   try {
-    sets_.allocate_entries(wanted);
+    sets_.allocate_entries(room_for(wanted, plan_.most_chunk_entries));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
     return false;

@@ -65,7 +65,7 @@ struct DeviceEncoderOptions {
   /// sixteenth of the table.
   std::uint64_t arena_bytes = 0;
   /// Initial number of changes of a chunk that detect keeps for encode, at least one; 0 means 512 for each tile. Grows
-  /// to what a delta would have needed, at most a quarter of the elements.
+  /// to half as much again as a delta would have needed, at most a quarter of the elements.
   std::uint64_t entries = 0;
   /// Initial size of the memory for frames in bytes; 0 means a sixteenth of the table.
   std::uint64_t frame_bytes = 0;

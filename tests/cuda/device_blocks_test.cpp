@@ -225,6 +225,21 @@ TEST_P(DeviceBlocks, RoomForTheEntriesOfADeltaIsThereForTheNext) {
   stream.sync(1);  // More than a quarter: none of them is kept.
 }
 
+TEST_P(DeviceBlocks, DeltasThatGrowByAThirdFindTheRoomOfOneGrowth) {
+  Stream frames({200'000}, {.frame_bytes = 1});
+  frames.change(random_, 0.01);
+  frames.sync(2);  // Once more for the frames.
+  Stream entries({200'000}, {.entries = 10, .frame_bytes = 400'000});
+  entries.change(random_, 0.01);
+  entries.sync(1, 2);  // Of positions and words.
+  for (const double density : {0.0115, 0.013}) {
+    for (Stream* const stream : {&frames, &entries}) {
+      stream->change(random_, density);
+      stream->sync(1);
+    }
+  }
+}
+
 TEST_P(DeviceBlocks, AFullArenaLeavesNoPartialStateAndGrows) {
   // A chunk for each tensor; the arena holds two at worst, and the first of raw values is nearly that.
   Stream stream({40'000, 40'000, 20'000}, {.chunk_bytes = 1, .arena_bytes = 1, .frame_bytes = 1},
