@@ -5,7 +5,7 @@
 // runtime makes one on the device that is current, which is 0 in a new thread: a rank that works on another device
 // makes none there. Nor may its work disturb programs that capture CUDA graphs in other threads.
 
-#include "cuda/common/runtime.hpp"
+#include "cuda/common/driver_function.hpp"
 
 namespace sparsecast::cuda {
 
@@ -18,20 +18,8 @@ inline int current_device() {
 
 /// Returns whether this process has a context on `device`; true where the driver cannot be asked. Makes none.
 inline bool has_context(int device) noexcept {
-  using GetState = int (*)(int device, unsigned* flags, int* active);
-  static const GetState get_state = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, 12000, cudaEnableDefault, &found);
-#else
-    const cudaError_t error =
-        cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &function, cudaEnableDefault, &found);
-#endif
-    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
-    return error == cudaSuccess ? reinterpret_cast<GetState>(function) : nullptr;
-  }();
+  using GetState = int(int device, unsigned* flags, int* active);
+  static GetState* const get_state = driver_function<GetState>("cuDevicePrimaryCtxGetState");
   unsigned flags = 0;
   int active = 1;
   return get_state == nullptr || get_state(device, &flags, &active) != 0 || active != 0;
