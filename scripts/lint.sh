@@ -12,7 +12,7 @@
 # All of them, unless CHECKs are named. --fix lets the first, format and ruff mend what they can before they look.
 #   --all                        clang-tidy looks at every file, however long it takes
 #   SPARSECAST_LINT_BASE=COMMIT  what "changed" is measured from; else the merge base with origin's main branch
-#   SPARSECAST_TIDY_FILES=N, SPARSECAST_TIDY_SECONDS=S   at most so many files (40), begun within so long (300)
+#   SPARSECAST_TIDY_FILES=N, SPARSECAST_TIDY_SECONDS=S   at most so many files (40), begun within so long (120)
 #   SPARSECAST_LINT=ON           fail where a tool cannot be installed, instead of going on without it
 #   CLANG_FORMAT, CLANG_TIDY     programs to use instead of version 14, which the checks are written for
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -142,7 +142,7 @@ check_tidy() {
   program=$(clang_tool CLANG_TIDY clang-tidy) || { without tidy; return; }
   if ((!all)); then
     base=$(base_commit) || { echo "nothing to compare with: the check 'tidy' is left out" >&2; return; }
-    arguments+=(--since "$base" --most-files "${SPARSECAST_TIDY_FILES:-40}" --seconds "${SPARSECAST_TIDY_SECONDS:-300}")
+    arguments+=(--since "$base" --most-files "${SPARSECAST_TIDY_FILES:-40}" --seconds "${SPARSECAST_TIDY_SECONDS:-120}")
   fi
   (install_packages) || { without tidy; return; }
   # Without nvcc and NCCL's headers the same files are looked at on every machine.
