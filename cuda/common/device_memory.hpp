@@ -4,8 +4,6 @@
 // Owners of device memory and of pinned host memory. After work that could not be stopped they leave it behind
 // (core/unstopped_work.hpp).
 
-#include <fmt/format.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -65,12 +63,14 @@ class OwnedMemory {
     return kKind == MemoryKind::kDevice ? cudaMalloc(&at_, bytes_) : cudaMallocHost(&at_, bytes_);
   }
   [[noreturn]] void refuse(const char* purpose) const {
-    std::string text = fmt::format("{}: out of memory: {} bytes{} for {}", kCall, bytes_,
-                                   kKind == MemoryKind::kDevice ? "" : " of pinned memory of the host", purpose);
+    // Not fmt, whose checks of formats nvcc refuses in the sources of benchmarks.
+    std::string text = std::string(kCall) + ": out of memory: " + std::to_string(bytes_) + " bytes" +
+                       (kKind == MemoryKind::kDevice ? "" : " of pinned memory of the host") + " for " + purpose;
     std::size_t free = 0;
     std::size_t total = 0;
     if (kKind == MemoryKind::kDevice && cudaMemGetInfo(&free, &total) == cudaSuccess) {
-      text += fmt::format("; device {} has {} bytes free, of {}", device_, free, total);
+      text += "; device " + std::to_string(device_) + " has " + std::to_string(free) + " bytes free, of " +
+              std::to_string(total);
     }
     static_cast<void>(cudaGetLastError());
     throw Error(ErrorCode::kUnsupported, text);
