@@ -9,6 +9,7 @@
 #endif
 // The library has the real ones.
 #define why_driver_is_too_old emulated_why_driver_is_too_old
+#define leave_out_old_devices emulated_leave_out_old_devices
 #define cuda_device_api emulated_device_api
 #define survey_devices emulated_survey
 #include "transport/nccl/cuda_device_api.cpp"  // NOLINT(bugprone-suspicious-include)
