@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "codec/block_coding.hpp"
@@ -91,7 +92,7 @@ struct SectionChanges {
 class SectionBits {
  public:
   /// With a null `base`, stays empty.
-  explicit SectionBits(const std::optional<TensorReader>& base) : base_(base) {}
+  explicit SectionBits(std::optional<TensorReader> base) : base_(std::move(base)) {}
 
   template <class T>
   void load(const SectionId& id, const TensorSpec& spec) {

@@ -389,10 +389,10 @@ TEST(Context, OnlyDeltasOfThatPositionModeHaveItsBlocks) {
   Random random(11);
   const Step step = optimizer_step(random, 20'000);
   std::vector<Bytes> records = context_records(step);
-  EXPECT_EQ(field<std::uint16_t>(records[0], 10), 2U);
+  EXPECT_EQ(field<std::uint16_t>(records[0], 10), 0U);
   Bytes newer = records[0];
-  set_field(newer, 10, std::uint16_t{4});
-  expect_error(ErrorCode::kUnsupported, [&] { parse_header(newer); }, {"1.4", "1.3"});
+  set_field(newer, 10, std::uint16_t{1});
+  expect_error(ErrorCode::kUnsupported, [&] { parse_header(newer); }, {"1.1", "1.0"});
 
   DeltaHeader header = parse_header(records[0]);
   header.positions = PositionMode::kAuto;
