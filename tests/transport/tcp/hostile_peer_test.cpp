@@ -211,10 +211,10 @@ TEST_F(HostilePeer, AnotherServiceAtThePortIsCorrupt) {
 }
 
 TEST_F(HostilePeer, AHostOfAnotherProtocolVersionIsUnsupported) {
-  expect_member_fails(ErrorCode::kUnsupported, {"protocol 1", "this end 2"}, [](Socket& socket) {
+  expect_member_fails(ErrorCode::kUnsupported, {"protocol 2", "this end 1"}, [](Socket& socket) {
     Challenge challenge;
     std::memcpy(challenge.magic, kRendezvousMagic, sizeof(challenge.magic));
-    challenge.protocol = 1;
+    challenge.protocol = 2;
     challenge.reject_reason = static_cast<std::uint32_t>(RejectReason::kProtocol);
     send_raw(socket, challenge);
   });
