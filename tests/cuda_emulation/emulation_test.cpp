@@ -186,11 +186,14 @@ TEST(Emulation, ACapturedGraphRunsWhenItIsLaunchedAndForksThatAreNotJoinedAreRef
   cuda::Graph graph;
   EXPECT_THROW(graph.capture([&](cudaStream_t stream) { enqueue(stream, false); }), Error);
   EXPECT_FALSE(graph.captured());
-  graph.capture([&](cudaStream_t stream) {
+  const auto query = [&](cudaStream_t stream) {
     enqueue(stream, true);
     EXPECT_EQ(cudaStreamQuery(stream), cudaErrorStreamCaptureUnsupported);
     cudaGetLastError();
-  });
+  };
+  EXPECT_THROW(graph.capture(query), Error) << "what is invalid in a capture ends it";
+  EXPECT_FALSE(graph.captured());
+  graph.capture([&](cudaStream_t stream) { enqueue(stream, true); });
   EXPECT_EQ(number, 0U);
   for (int round = 0; round < 2; ++round) {
     number = 7;
