@@ -25,12 +25,12 @@ mpi_packages=(libopenmpi-dev openmpi-bin)
 if [[ ${CUDACXX:-} == */nvcc && $(command -v nvcc) != "$CUDACXX" ]]; then
   PATH=${CUDACXX%/nvcc}:$PATH
 fi
-for directory in ${CUDA_HOME:+"$CUDA_HOME"} ${CUDA_PATH:+"$CUDA_PATH"} /usr/local/cuda; do
-  for directory in "$directory/bin" "$directory/compute-sanitizer"; do
+for toolkit in ${CUDA_HOME:+"$CUDA_HOME"} ${CUDA_PATH:+"$CUDA_PATH"} /usr/local/cuda; do
+  for directory in "$toolkit/bin" "$toolkit/compute-sanitizer"; do
     [[ ! -d $directory || :$PATH: == *:$directory:* ]] || PATH+=:$directory
   done
 done
-unset directory
+unset toolkit directory
 
 # Two builds in one checkout (the library's, and pip's) share what the compiler made.
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$repository}

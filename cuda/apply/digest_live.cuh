@@ -112,7 +112,8 @@ __device__ void digest_elements(const Received& received, const LiveTensor& tens
   const auto element = [&](std::int64_t i) { return reinterpret_cast<const T*>(tensor.data)[i]; };
   if (view == nullptr && digest_view == nullptr) {
     constexpr std::uint32_t kEach = 16 / sizeof(T);
-    // As many in each slice, whose bytes are whole vectors.
+    // Number of elements before the first 16-byte boundary. Every slice has the same number, because the bytes of a
+    // slice are a multiple of 16.
     const auto head =
         static_cast<std::uint32_t>((0 - reinterpret_cast<std::uintptr_t>(tensor.data)) / sizeof(T) % kEach);
     const auto count = static_cast<std::uint32_t>(end - begin);

@@ -48,7 +48,7 @@ class CaptureModeGuard {
   CaptureModeGuard& operator=(const CaptureModeGuard&) = delete;
 
  private:
-  cudaStreamCaptureMode mode_;  ///< Set before, and again in the end.
+  cudaStreamCaptureMode mode_;  ///< The mode that the destructor restores.
 };
 
 /// Makes `device` the current device of this thread. On destruction the previous one is current again, unless this

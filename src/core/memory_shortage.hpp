@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a program does when a device has too little memory: its own allocator may keep freed memory (torch's does), and
-// can return it to the device. All that takes device memory asks for that once, and tries again.
+// Memory that the program's own allocator caches (torch keeps what was freed): before an allocation of the library
+// fails for lack of device memory, it has the program return this cache to the device once, and tries again.
 
 namespace sparsecast {
 
-/// Makes `release` what returns such memory; null for none. It is called in any thread, with the device in question
-/// current there, and by several at once.
+/// Sets the function that returns the cache to the device; null for none. Any thread may call it, several at once, with
+/// the device that lacks memory as the current one.
 void release_memory_by(void (*release)() noexcept) noexcept;
-/// Calls it. Returns false when there is none.
+/// Calls the function that release_memory_by() has set. Returns false when there is none.
 bool release_cached_memory() noexcept;
 
 }  // namespace sparsecast

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Pauses between two questions whether something has happened that tells nobody: an event of a device, a state of NCCL.
+// Pauses of a loop that polls for something that cannot wake it: a CUDA event, the state of a communicator.
 
 #include <sched.h>
 
@@ -11,11 +11,11 @@
 
 namespace sparsecast {
 
-/// Of one wait, which begins when it is made.
+/// Pauses of one polling loop. The time that the loop has waited counts from the construction.
 class PollPause {
  public:
-  /// Yields at first, and then sleeps an eighth of the time that was waited, up to half a millisecond: a short wait is
-  /// hardly longer than it has to be, and a long one leaves the core, and the locks of the driver, to others.
+  /// Yields during the first 50 us, then sleeps for an eighth of the time waited so far, at most 500 us: short waits
+  /// end promptly, and long ones leave the core and the driver's locks to other threads.
   void pause() const {
     using std::chrono::microseconds;
     constexpr microseconds kYield{50};

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "cuda/common/device_stream.hpp"
-#include "cuda/common/graph.hpp"
+#include "cuda_emulation/every_owner.hpp"
 #include "support/expect_error.hpp"
 #include "tests/cuda/sharded_scene.hpp"
 #include "transport/tcp/meeting.hpp"
@@ -106,19 +106,10 @@ TEST(Captures, OfAThreadForbidItToWorkOnTheDevice) {
 }
 
 TEST(Captures, AreNotHarmedByDestructorsThatRunInTheirThread) {
-  cuda::DeviceMemory memory(8);
-  cuda::PinnedMemory pinned(8);
-  auto stream = std::make_unique<cuda::Stream>();
-  auto event = std::make_unique<cuda::Event>();
-  auto graph = std::make_unique<cuda::Graph>();
-  graph->capture([&](cudaStream_t to) { ASSERT_EQ(cudaMemsetAsync(memory.as(), 0, 8, to), cudaSuccess); });
+  auto owners = std::make_unique<EveryOwner>();
   const std::size_t live = emulation::thread_counts().live_allocations;
   Capture own;
-  memory = {};  // As a collector of garbage may do.
-  pinned = {};
-  stream.reset();
-  event.reset();
-  graph.reset();
+  owners.reset();
   EXPECT_EQ(emulation::thread_counts().live_allocations, live - 2);
   EXPECT_EQ(own.end(), cudaSuccess);
 }

@@ -7,7 +7,7 @@
 #include <memory>
 #include <thread>
 
-#include "cuda/common/graph.hpp"
+#include "cuda_emulation/every_owner.hpp"
 #include "cuda_emulation/runtime.hpp"
 #include "tests/cuda/sharded_scene.hpp"
 #include "transport/tcp/meeting.hpp"
@@ -37,19 +37,8 @@ TEST(DeviceGuard, OwnersReleaseOnTheirDeviceInAnyThread) {
   emulation::forget_contexts();
   std::jthread([] {
     ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
-    cuda::DeviceMemory memory(8);
-    cuda::PinnedMemory pinned(8);
-    auto stream = std::make_unique<cuda::Stream>();
-    auto event = std::make_unique<cuda::Event>();
-    auto graph = std::make_unique<cuda::Graph>();
-    graph->capture([&](cudaStream_t to) { ASSERT_EQ(cudaMemsetAsync(memory.as(), 0, 8, to), cudaSuccess); });
-    std::jthread([&] {
-      memory = {};
-      pinned = {};
-      stream.reset();
-      event.reset();
-      graph.reset();
-    }).join();
+    auto owners = std::make_unique<EveryOwner>();
+    std::jthread([&] { owners.reset(); }).join();
   }).join();
   EXPECT_FALSE(emulation::has_context(0));
 }

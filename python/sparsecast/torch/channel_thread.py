@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import torch
 
+from .streams import use_device
+
 Result = TypeVar("Result")
 
 _lock = threading.Lock()
@@ -22,14 +24,11 @@ def _thread_of(device: int) -> concurrent.futures.ThreadPoolExecutor:
     with _lock:
         key = (os.getpid(), device)
         if key not in _threads:
-            # A new thread is on device 0, where whatever asks for the current device would make a context.
-            begin = torch.cuda.set_device if torch.cuda.is_available() else _no_device
-            _threads[key] = concurrent.futures.ThreadPoolExecutor(1, f"sparsecast-nccl-{device}", begin, (device,))
+            current = torch.device("cuda", device) if torch.cuda.is_available() else None
+            _threads[key] = concurrent.futures.ThreadPoolExecutor(
+                1, f"sparsecast-nccl-{device}", use_device, (current,)
+            )
         return _threads[key]
-
-
-def _no_device(device: int) -> None:
-    del device
 
 
 def run_in_channel_thread(device: torch.device, work: Callable[[], Result], end: Callable[[], None]) -> Result:

@@ -20,6 +20,7 @@
 #include <string>
 #include <thread>
 
+#include "core/interrupt.hpp"
 #include "core/process_mark.hpp"
 #include "sparsecast/error.hpp"
 
@@ -88,5 +89,8 @@ class CancellationToken {
   std::thread::id last_;  ///< Thread of the last call.
   std::optional<std::string> reason_;
 };
+
+/// Throws Error{kPeerFailed} once `token` is cancelled or the thread is interrupted. Null: asks for interrupts only.
+inline void check_cancelled(const CancellationToken* token) { token != nullptr ? token->check() : check_interrupt(); }
 
 }  // namespace sparsecast

@@ -10,7 +10,6 @@
 #include <span>
 #include <string>
 
-#include "core/interrupt.hpp"
 #include "sparsecast/control_channel.hpp"
 #include "transport/control/cancellation_token.hpp"
 
@@ -63,7 +62,7 @@ class Link {
  protected:
   /// Throws when the calls of its group are cancelled, or the thread is interrupted. Called at least once per
   /// kInterruptInterval during a wait.
-  void check_cancelled() const { token_ != nullptr ? token_->check() : check_interrupt(); }
+  void check_cancelled() const { sparsecast::check_cancelled(token_); }
   /// Throws when the parent of its group has failed. Called at least once per kParentCheckInterval during a wait.
   void check_parent() const {
     if (token_ != nullptr) token_->check_parent();

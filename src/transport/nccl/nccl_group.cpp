@@ -188,8 +188,8 @@ void NcclTransport::Group::suspend(std::span<Group* const> groups) {
   }
 }
 
-/// For the end, in which all ranks of the communicator take part: NCCL cannot free what it has suspended. Returns false
-/// when that takes too long.
+/// Resumes a suspended communicator before it is destroyed, because NCCL cannot free a suspended one. All ranks of the
+/// communicator do so. Returns false when that fails or takes more than 5 s.
 bool NcclTransport::Group::wake_up() noexcept {
   constexpr std::chrono::seconds kPatience{5};
   try {

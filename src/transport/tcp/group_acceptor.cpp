@@ -6,8 +6,6 @@
 
 #include <algorithm>
 
-#include "core/interrupt.hpp"
-
 namespace sparsecast {
 
 using std::chrono::steady_clock;
@@ -128,14 +126,10 @@ void GroupAcceptor::admit(Authenticated& peer) {
 
 void GroupAcceptor::check_cancelled(Deadline& look) {
   try {
-    if (!options_.cancellation) {
-      check_interrupt();
-      return;
-    }
-    const CancellationToken& token = options_.cancellation->token();
-    token.check();
-    if (steady_clock::now() < look) return;
-    token.check_parent();
+    const CancellationToken* const token = options_.cancellation ? &options_.cancellation->token() : nullptr;
+    sparsecast::check_cancelled(token);
+    if (token == nullptr || steady_clock::now() < look) return;
+    token->check_parent();
     look = steady_clock::now() + kParentCheckInterval;
   } catch (const Error& error) {
     fail(error, nullptr);

@@ -190,9 +190,8 @@ class Connector {
   /// Throws Error{kPeerFailed} once the meeting is cancelled, the group that this one is a part of has failed, or the
   /// thread is interrupted.
   void check_cancelled() const {
-    if (token_ == nullptr) return check_interrupt();
-    token_->check();
-    token_->check_parent();
+    sparsecast::check_cancelled(token_);
+    if (token_ != nullptr) token_->check_parent();
   }
 
   std::unique_ptr<Connection> attempt(const SocketAddress& address, const SocketAddress* from, std::string& why) {

@@ -16,14 +16,18 @@ using namespace std::chrono_literals;
 
 class NcclOption : public NcclRound {
  protected:
+  /// Returns the channel of all ranks, each on a device of its own, with options_.
+  std::unique_ptr<NcclTransport::Group> form(const std::shared_ptr<Rendezvous>& control) {
+    NcclOptions options = options_;
+    options.device = control->rank();
+    options.staging_bytes = kRoundStaging;
+    return NcclTransport::Group::form(fake_.runtime(), control, options, nullptr, in(20s));
+  }
   /// Runs one round and one broadcast of records `times`, over the channel of all and one that is split from it.
   void run_rounds(int times) {
     Meeting meeting(meeting_options(3));
     meeting.run([&](const std::shared_ptr<Rendezvous>& control) {
-      NcclOptions options = options_;
-      options.device = control->rank();
-      options.staging_bytes = kRoundStaging;
-      NcclTransport all(NcclTransport::Group::form(fake_.runtime(), control, options, nullptr, in(20s)));
+      NcclTransport all(form(control));
       if (control->rank() == 0) report_ = all.report();
       const auto part = all.split(0, control->rank(), in(20s));
       for (int time = 0; time < times; ++time) {
@@ -138,10 +142,7 @@ TEST_F(NcclOption, ASuspendedChannelWhosePeerIsGoneIsAborted) {
   options_.suspend_between_rounds = true;
   Meeting meeting(meeting_options(2));
   meeting.run([&](const std::shared_ptr<Rendezvous>& control) {
-    NcclOptions options = options_;
-    options.device = control->rank();
-    options.staging_bytes = kRoundStaging;
-    NcclTransport channel(NcclTransport::Group::form(fake_.runtime(), control, options, nullptr, in(20s)));
+    NcclTransport channel(form(control));
     RoundOfRank round;
     round.add(channel, 0, 1, 40, 5000);
     round.run(in(20s));

@@ -57,39 +57,37 @@ TEST_F(NcclChannel, AShrinkThatDoesNotEndIsStoppedAndTheNextGroupIsMadeAnew) {
   EXPECT_EQ(fake_.counts.shrinks, 2);
 }
 
-TEST_F(NcclChannel, AGrowthThatDoesNotEndIsStopped) {
-  Meeting first(meeting_options(2));
-  Meeting second = later(3, 1);
+class NcclGrowth : public NcclChannel {
+ protected:
+  /// One more rank joins `ranks` others; on each, the growth ends in silence. `after` is called with the old channel.
+  template <class After>
+  void expect_no_growth(int ranks, const After& after) {
+    Meeting first(meeting_options(ranks));
+    Meeting second = later(ranks + 1, 1);
+    std::jthread joiner([&] {
+      auto control = second.meet(ranks);
+      expect_silence([&] { open(std::move(control), 300ms); });
+    });
+    first.run([&](std::shared_ptr<Rendezvous> group) {
+      const int rank = group->rank();
+      const auto channel = open(std::move(group));
+      expect_silence([&] { channel->reform(second.meet(rank), in(300ms)); });
+      after(*channel);
+    });
+    joiner.join();
+    EXPECT_EQ(fake_.counts.grows, ranks + 1);
+  }
+};
+
+TEST_F(NcclGrowth, ThatDoesNotEndIsStopped) {
   fake_.faults.derivation_hangs = true;
-  std::jthread joiner([&] {
-    auto control = second.meet(2);
-    expect_silence([&] { open(std::move(control), 300ms); });
-  });
-  first.run([&](std::shared_ptr<Rendezvous> group) {
-    const int rank = group->rank();
-    const auto channel = open(std::move(group));
-    expect_silence([&] { channel->reform(second.meet(rank), in(300ms)); });
-    expect_error(ErrorCode::kPeerFailed, [&] { sync(*channel); }, {"formed anew"});
-  });
-  joiner.join();
-  EXPECT_EQ(fake_.counts.grows, 3);
+  expect_no_growth(
+      2, [&](Channel& channel) { expect_error(ErrorCode::kPeerFailed, [&] { sync(channel); }, {"formed anew"}); });
 }
 
-TEST_F(NcclChannel, AGrowthWhoseCoordinatorIsSilentEndsByTheDeadline) {
-  Meeting first(meeting_options(3));
-  Meeting second = later(4, 1);
+TEST_F(NcclGrowth, WhoseCoordinatorIsSilentEndsByTheDeadline) {
   fake_.faults.growth_is_lost = true;
-  std::jthread joiner([&] {
-    auto control = second.meet(3);
-    expect_silence([&] { open(std::move(control), 300ms); });
-  });
-  first.run([&](std::shared_ptr<Rendezvous> group) {
-    const int rank = group->rank();
-    const auto channel = open(std::move(group));
-    expect_silence([&] { channel->reform(second.meet(rank), in(300ms)); });
-  });
-  joiner.join();
-  EXPECT_EQ(fake_.counts.grows, 4);
+  expect_no_growth(3, [](Channel&) {});
 }
 
 TEST_F(NcclChannel, WhatIsInProgressIsAbortedAndNotRevoked) {
