@@ -35,6 +35,9 @@ SPARSECAST_API NcclLibraryInfo nccl_library();
 /// Returns the version as text: "2.28.9" for 22809.
 SPARSECAST_API std::string nccl_version_text(int version);
 
+/// Settings of a channel. NcclTransport::open() takes `broadcast_ctas` and `suspend_between_rounds` from the
+/// environment where they are not set here: SPARSECAST_NCCL_BROADCAST_CTAS, a number, and SPARSECAST_NCCL_SUSPEND, 1 or
+/// 0; so they can be set under Python and the C interface, too.
 struct NcclOptions {
   int device = -1;  ///< CUDA ordinal; -1: the calling thread's current device.
   /// Bytes of each of the two staging buffers, in device and in pinned host memory. Must be the same on every rank.
@@ -110,8 +113,8 @@ struct NcclChannelReport {
 class SPARSECAST_API NcclTransport final : public Transport {
  public:
   /// Opens a channel, collectively over `control`, which belongs to the channel from now on. Throws Error:
-  /// kGroupMismatch when ranks disagree on versions or settings or share a GPU, kTimeout, kPeerFailed, kDevice,
-  /// kUnsupported (no NCCL); kDevice also after work of an earlier channel that could not be stopped. A rank that joins
+  /// kGroupMismatch when ranks disagree on versions or settings or share a GPU, kUsage for what is out of range,
+  /// kTimeout, kPeerFailed, kDevice, kUnsupported (no NCCL); kDevice also after work of an earlier channel that could not be stopped. A rank that joins
   /// an existing channel calls this while the others call reform().
   static std::unique_ptr<NcclTransport> open(std::shared_ptr<ControlChannel> control, const NcclOptions& options,
                                              Deadline deadline);

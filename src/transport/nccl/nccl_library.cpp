@@ -6,9 +6,12 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cstdlib>
 #include <mutex>
 #include <optional>
+#include <string_view>
+#include <system_error>
 
 namespace sparsecast {
 namespace {
@@ -44,6 +47,19 @@ void* open_library(const std::string& requested, std::string& because) {
 std::string file_of(const void* symbol, const std::string& requested) {
   Dl_info found{};
   return dladdr(symbol, &found) != 0 && found.dli_fname != nullptr ? found.dli_fname : requested;
+}
+
+/// Returns the number that a variable of the environment holds; none where it is not set.
+std::optional<int> setting_of(const char* variable, int least, int most) {
+  const char* const text = std::getenv(variable);
+  if (text == nullptr) return std::nullopt;
+  const std::string_view digits(text);
+  int value = 0;
+  const auto [end, error] = std::from_chars(digits.begin(), digits.end(), value);
+  if (error != std::errc{} || end != digits.end() || value < least || value > most) {
+    throw Error(ErrorCode::kUsage, fmt::format("'{}' is not a number from {} to {}", text, least, most), variable);
+  }
+  return value;
 }
 
 class SymbolResolver {
@@ -119,6 +135,14 @@ NcclLibrary load_nccl(const std::string& requested) {
   resolver.optional("ncclCommResume", f.comm_resume, info);
   resolver.optional("ncclBroadcastConfig", f.broadcast_config, info);
   return library;
+}
+
+NcclOptions with_environment(NcclOptions options) {
+  if (const auto ctas = setting_of("SPARSECAST_NCCL_BROADCAST_CTAS", 1, 1024); ctas && options.broadcast_ctas == 0) {
+    options.broadcast_ctas = *ctas;
+  }
+  if (setting_of("SPARSECAST_NCCL_SUSPEND", 0, 1) == 1) options.suspend_between_rounds = true;
+  return options;
 }
 
 const NcclLibrary& process_nccl() {

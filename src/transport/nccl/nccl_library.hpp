@@ -98,6 +98,9 @@ struct NcclLibrary {
 /// The library stays for the life of the process: NCCL has threads of its own. Throws Error{kUnsupported}.
 NcclLibrary load_nccl(const std::string& requested);
 
+/// Returns the options with what the environment adds to them. Throws Error{kUsage} that names the variable.
+NcclOptions with_environment(NcclOptions options);
+
 /// Returns the one NCCL library of the process, loaded by the first call according to the environment.
 const NcclLibrary& process_nccl();
 

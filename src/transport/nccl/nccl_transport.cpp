@@ -26,14 +26,16 @@ NcclLibraryInfo nccl_library() { return process_nccl().info; }
 std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChannel> control, const NcclOptions& options,
                                                    Deadline deadline) {
   NcclRuntime runtime;
+  NcclOptions wanted;
   try {
+    wanted = with_environment(options);
     const NcclLibrary& library = process_nccl();
     runtime = {&library.functions, &cuda_device_api(), library.info};
   } catch (const Error& error) {
     control->abort(error.what());  // Or the others would wait for this rank.
     throw;
   }
-  return std::make_unique<NcclTransport>(Group::form(runtime, std::move(control), options, nullptr, deadline));
+  return std::make_unique<NcclTransport>(Group::form(runtime, std::move(control), wanted, nullptr, deadline));
 }
 
 #else

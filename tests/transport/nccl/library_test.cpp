@@ -59,6 +59,38 @@ TEST(NcclLibrary, VersionsAreWrittenAsPeopleWriteThem) {
   EXPECT_EQ(nccl_version_text(23003), "2.30.3");
 }
 
+class NcclEnvironment : public testing::Test {
+ protected:
+  ~NcclEnvironment() override {
+    unsetenv("SPARSECAST_NCCL_BROADCAST_CTAS");
+    unsetenv("SPARSECAST_NCCL_SUSPEND");
+  }
+};
+
+TEST_F(NcclEnvironment, AddsWhatTheProgramHasNotSet) {
+  EXPECT_EQ(with_environment({}).broadcast_ctas, 0);
+  setenv("SPARSECAST_NCCL_BROADCAST_CTAS", "4", 1);
+  setenv("SPARSECAST_NCCL_SUSPEND", "1", 1);
+  NcclOptions options;
+  EXPECT_EQ(with_environment(options).broadcast_ctas, 4);
+  EXPECT_TRUE(with_environment(options).suspend_between_rounds);
+  options.broadcast_ctas = 2;
+  EXPECT_EQ(with_environment(options).broadcast_ctas, 2);
+  setenv("SPARSECAST_NCCL_SUSPEND", "0", 1);
+  EXPECT_FALSE(with_environment(options).suspend_between_rounds);
+}
+
+TEST_F(NcclEnvironment, OtherWordsAreRefused) {
+  for (const char* text : {"", "0", "-1", "4 ", "four", "1025", "99999999999999999999"}) {
+    setenv("SPARSECAST_NCCL_BROADCAST_CTAS", text, 1);
+    expect_error(ErrorCode::kUsage, [] { with_environment({}); },
+                 {"SPARSECAST_NCCL_BROADCAST_CTAS", "from 1 to 1024"});
+  }
+  unsetenv("SPARSECAST_NCCL_BROADCAST_CTAS");
+  setenv("SPARSECAST_NCCL_SUSPEND", "true", 1);
+  expect_error(ErrorCode::kUsage, [] { with_environment({}); }, {"SPARSECAST_NCCL_SUSPEND", "from 0 to 1"});
+}
+
 #ifdef SPARSECAST_TEST_NCCL_LIBRARY
 
 TEST(NcclLibrary, TheRealOneIsLoadedAndSaysItsVersionWithoutADevice) {
