@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # Everything that only a device can show, in one run: builds with device code, runs the device tests, the sanitizers of
-# CUDA, the benchmarks, Nsight Compute on the hot kernels and a group of ranks over NCCL on one GPU, and prints a short
-# table last.
+# CUDA, the benchmarks, Nsight Compute on the hot kernels, a group of ranks over NCCL on one GPU, and one over all GPUs
+# where there are several; prints a short table last.
 #   scripts/gpu_check.sh                     all stages; exit code 0 when every step passed
 #   scripts/gpu_check.sh --stage STAGE       one stage (may be repeated): build, test, python, sanitize, bench,
 #                                            profile, nccl
@@ -395,6 +395,17 @@ stage_nccl() {
     done
     try "perf, 4 ranks, trace" 90 "$bin/sparsecast_perf" --ranks 4 --share-gpu --backend cuda --transport nccl \
       --checkpoints testdata/trace --json "$raw/perf_trace.json"
+    local gpus
+    gpus=$(smi -L | grep -c '^GPU')
+    if ((gpus > 1)); then
+      # By the links that NCCL finds.
+      unset NCCL_NET NCCL_SOCKET_IFNAME NCCL_IB_DISABLE NCCL_P2P_DISABLE NCCL_SHM_DISABLE NCCL_MNNVL_ENABLE \
+        NCCL_NVLS_ENABLE NCCL_MAX_CTAS
+      try "perf, a GPU a rank" 120 "$bin/sparsecast_perf" --ranks $((gpus < 8 ? gpus : 8)) --backend cuda \
+        --transport nccl --synthetic --steps 5 "${model[@]}" --json "$raw/perf_gpus.json"
+    else
+      skip "perf, a GPU a rank" "one GPU"
+    fi
   fi
 }
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-# Whole programs whose ranks are processes, over the fake NCCL on one emulated device that they share: what
-# scripts/gpu_check.sh runs on a real one.
+# Whole programs whose ranks are processes, over the fake NCCL on one emulated device that they share, or two: what
+# scripts/gpu_check.sh runs on real ones.
 
 if(SPARSECAST_WITH_NCCL AND SPARSECAST_WITH_RENDEZVOUS)
   # Gives the program an emulated machine (emulated_machine.cpp).
@@ -50,5 +50,10 @@ if(SPARSECAST_WITH_NCCL AND SPARSECAST_WITH_RENDEZVOUS)
                        --synthetic --steps 2 --layers 1 --width 64 --vocabulary 256)
       set_tests_properties(emulated_perf.${detector} PROPERTIES LABELS perf TIMEOUT 200)
     endforeach()
+    add_test(NAME emulated_perf.a_device_a_rank
+             COMMAND emulated_perf --backend cuda --transport nccl --ranks 2 --synthetic --steps 2 --layers 1 --width 64
+                     --vocabulary 256)
+    set_tests_properties(emulated_perf.a_device_a_rank PROPERTIES LABELS perf TIMEOUT 200 ENVIRONMENT
+                                                                  SPARSECAST_EMULATED_DEVICES=2)
   endif()
 endif()

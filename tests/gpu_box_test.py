@@ -253,6 +253,7 @@ exec {shutil.which("cmake")} "${{all[@]}}" """,
                 "HOME": str(self.root),
                 "LD_LIBRARY_PATH": str(self.root / "lib"),
                 "SPARSECAST_EMULATED_MACHINE": str(self.root / "machine"),
+                "SPARSECAST_EMULATED_DEVICES": "2",
                 "SPARSECAST_PATIENCE": "4",
             },
             capture_output=True,
@@ -275,8 +276,8 @@ exec {shutil.which("cmake")} "${{all[@]}}" """,
         )
         self.assertTrue((self.build / "Makefile").exists())
         self.assertEqual(results["machine"]["device"], "emulated")
-        for detector in ("snapshot", "pinned", "fused"):
-            rows = json.loads((self.build / "raw" / f"perf_{detector}.json").read_text(encoding="utf-8"))["rows"]
+        for run in ("snapshot", "pinned", "fused", "gpus"):
+            rows = json.loads((self.build / "raw" / f"perf_{run}.json").read_text(encoding="utf-8"))["rows"]
             self.assertEqual([row["wrong"] for row in rows], [0] * 5)
         self.each_pattern_of_the_sanitizers_names_a_test()
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The machine that a whole program with ranks of its own runs on, where there is none: one emulated device that all
-// ranks share, and the fake NCCL, whose ranks are the processes. The linker puts these three functions in the
-// place of the library's (--wrap, tests/CudaEmulation.cmake).
+// The machine that a whole program with ranks of its own runs on, where there is none: emulated devices, one that all
+// ranks share unless SPARSECAST_EMULATED_DEVICES says how many, and the fake NCCL, whose ranks are the processes. The
+// linker puts these three functions in the place of the library's (--wrap, tests/EmulatedMachine.cmake).
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -82,8 +82,11 @@ const NcclLibrary& library() {
 
 DeviceSurvey survey() __asm__("__wrap__ZN10sparsecast14survey_devicesEv");
 DeviceSurvey survey() {
+  const char* const devices = std::getenv("SPARSECAST_EMULATED_DEVICES");
   DeviceSurvey survey;
-  survey.devices.push_back({0, "emulated device", device_api().uuid(0), std::uint64_t{1} << 30, 9, 0});
+  for (int device = 0; device < (devices != nullptr ? std::atoi(devices) : 1); ++device) {
+    survey.devices.push_back({device, "emulated device", device_api().uuid(device), std::uint64_t{1} << 30, 9, 0});
+  }
   return survey;
 }
 
