@@ -13,6 +13,11 @@ function(sparsecast_without_device_code reason)
   set(SPARSECAST_CUDA OFF PARENT_SCOPE)
 endfunction()
 
+# CMAKE_CUDA_COMPILER=NOTFOUND: the toolkit's headers and runtime, with NCCL's transport, but no device code.
+if(DEFINED CMAKE_CUDA_COMPILER AND NOT CMAKE_CUDA_COMPILER)
+  return()
+endif()
+
 # nvcc is often installed and not on the PATH. `nvcc` becomes its path.
 if(CMAKE_CUDA_COMPILER)
   set(nvcc "${CMAKE_CUDA_COMPILER}")

@@ -120,7 +120,9 @@ inline int __any_sync(unsigned lanes, int predicate,
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const std::uint64_t both = std::uint64_t{high} << 32 | low;
   unsigned result = 0;
-  for (unsigned i = 0; i < 4; ++i) result |= (both >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
+  for (unsigned i = 0; i < 4; ++i) {
+    result |= static_cast<unsigned>(both >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
+  }
   return result;
 }
 

@@ -26,9 +26,9 @@ constexpr unsigned kWarp = 32;
 enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kDone };
 
 /// A place to go on from. swapcontext() asks the system to exchange signal masks each time, which takes longer than
-/// most fibers run, so that it only enters a fiber; jumps between started ones leave the masks alone. AddressSanitizer
-/// takes a jump to another stack for one that unwinds its own.
-#if defined(__SANITIZE_ADDRESS__)
+/// most fibers run, so that it only enters a fiber; jumps between started ones leave the masks alone. The sanitizers
+/// take a jump to another stack for one that unwinds its own.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kJumps = false;
 #else
 constexpr bool kJumps = true;
