@@ -10,7 +10,7 @@
 #include <optional>
 #include <string_view>
 
-#include "log/records.hpp"
+#include "log/format/records.hpp"
 #include "sparsecast/error.hpp"
 
 namespace {

@@ -19,8 +19,7 @@ function(sparsecast_record_traces program)
   endif()
 endfunction()
 
-file(GLOB_RECURSE cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu" "${PROJECT_SOURCE_DIR}/cuda/*.cpp"
-     "${PROJECT_SOURCE_DIR}/src/device/*.cpp")
+file(GLOB_RECURSE cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu" "${PROJECT_SOURCE_DIR}/cuda/*.cpp")
 set_source_files_properties(${cuda_launchers} PROPERTIES LANGUAGE CXX)
 file(GLOB emulated_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp"
      "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/*_test.cpp")

@@ -5,7 +5,7 @@
 
 #include "codec/apply.hpp"
 #include "core/parallel.hpp"
-#include "sync/encoder.hpp"
+#include "memory/encoder.hpp"
 
 namespace sparsecast::bench {
 

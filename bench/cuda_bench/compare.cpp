@@ -4,7 +4,7 @@
 #include "apply_case.hpp"
 #include "cases.hpp"
 #include "common/clock.hpp"
-#include "sync/encoder.hpp"
+#include "memory/encoder.hpp"
 
 namespace sparsecast::bench {
 

@@ -31,7 +31,8 @@ struct PlacedChange {
 
 struct PlacesShared {
   std::uint32_t counts[2][kTileCounts];  ///< Of classes 0 to 7, and of 8 to 15, 4 bits each.
-  /// Elements of a class in the tile before each warp's groups, and from there on before each group.
+  /// warps_before: elements of the class in the tile before a warp's range. before: elements between the start of that
+  /// range and a thread's group.
   std::uint16_t warps_before[kMostClasses][kThreads / 32];
   std::uint16_t before[kMostClasses][kThreads];
   std::uint32_t in_earlier_tiles[kMostClasses];  ///< Elements of a class.

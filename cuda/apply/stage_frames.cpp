@@ -149,7 +149,7 @@ void DeviceApplier::State::check_headers(std::span<const StreamFrames> deltas) {
   received_.block_count = static_cast<std::uint32_t>(blocks);
 }
 
-/// Entries take at most this share of the memory that the device has free: the engine beside them may come to need it.
+/// Entries take at most 1/kEntriesOfFree of the device's free memory; the engine may need the rest.
 constexpr std::uint64_t kEntriesOfFree = 4;
 
 /// Makes room for the entries of the staged deltas, if there may be so many; without it the pause is only longer.

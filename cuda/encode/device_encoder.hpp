@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Detects changes and encodes them on a device, into frames that equal those of encode_streams (src/sync/encoder.hpp)
+// Detects changes and encodes them on a device, into frames that equal those of encode_streams (src/memory/encoder.hpp)
 // byte for byte. Plain C++ without a CUDA header, for code that chooses a backend.
 
 #include <chrono>

@@ -60,8 +60,8 @@ struct SPARSECAST_API Objective {
 /// end, of which each saves 2 MB in a second of its time. A constant, so that no machine changes the bytes.
 inline constexpr double kContextLinkBytesPerSecond = 16 * 2e6;
 
-/// Links that bring so many bytes a second are not worth the smallest codes of blocks of which a quarter or more
-/// changed: 16 cores at each end, of which each spends a second of its time on what saves less. A constant, likewise.
+/// Above this link rate, blocks of which 25 % or more changed use the fast bitmap coding: compressing further costs
+/// more processor time than it saves on the wire. Assumes 16 cores at each end, and is a constant for the same reason.
 inline constexpr double kQuickLinkBytesPerSecond = 16 * 80e6;
 
 SPARSECAST_API std::string_view to_string(PositionCodec codec) noexcept;

@@ -15,6 +15,8 @@
 
 namespace sparsecast {
 
+class JoinedTables;
+class PublisherBackend;
 struct StridedView;
 
 /// Result of detection in a tile, or in a part of one, of `count` elements.
@@ -50,6 +52,13 @@ class SPARSECAST_API Detector {
   /// waits for it, and work that is enqueued later on `stream` may change the words. Must not be called during a
   /// publish.
   virtual void mark(std::size_t tensor, const std::uint64_t* words, CUstream_st* stream = nullptr);
+
+  /// Returns whether it has the old bits of all elements, and keeps them until the delta is committed or aborted, as
+  /// `context` positions need.
+  virtual bool has_all_old() const noexcept = 0;
+  /// Internal: makes the part of a publisher that works in the memory of the tensors. `tables` and the detector must
+  /// outlive it. Throws Error{kUsage | kUnsupported | kTableMismatch}.
+  virtual std::unique_ptr<PublisherBackend> make_backend(const JoinedTables& tables, const EncodeOptions& options) = 0;
 };
 
 /// How changes are found.
@@ -125,6 +134,8 @@ class SPARSECAST_API TileDetector : public Detector {
   /// Returns true when detecting replaces the old bits (kFusedCast): an aborted delta must then be joined with the next
   /// one.
   virtual bool consumes_changes() const noexcept { return false; }
+  bool has_all_old() const noexcept final { return knows_old() && !consumes_changes(); }
+  std::unique_ptr<PublisherBackend> make_backend(const JoinedTables& tables, const EncodeOptions& options) final;
   /// Called once when detect() has run for all tiles of a delta. committed() or aborted() follows when the delta's
   /// outcome is known.
   virtual void finish() {}

@@ -63,7 +63,7 @@ struct NcclOptions {
 
 class NcclTransport;
 
-/// Part of the bytes of a transfer that lies elsewhere than the rest.
+/// One contiguous piece of a transfer's byte range, where the range is not a single allocation.
 struct FramePiece {
   std::byte* data = nullptr;  ///< Only read on the source.
   std::uint64_t offset = 0;   ///< Where it begins in the bytes of the transfer.
@@ -114,8 +114,8 @@ class SPARSECAST_API NcclTransport final : public Transport {
  public:
   /// Opens a channel, collectively over `control`, which belongs to the channel from now on. Throws Error:
   /// kGroupMismatch when ranks disagree on versions or settings or share a GPU, kUsage for what is out of range,
-  /// kTimeout, kPeerFailed, kDevice, kUnsupported (no NCCL); kDevice also after work of an earlier channel that could not be stopped. A rank that joins
-  /// an existing channel calls this while the others call reform().
+  /// kTimeout, kPeerFailed, kDevice, kUnsupported (no NCCL); kDevice also after work of an earlier channel that could
+  /// not be stopped. A rank that joins an existing channel calls this while the others call reform().
   static std::unique_ptr<NcclTransport> open(std::shared_ptr<ControlChannel> control, const NcclOptions& options,
                                              Deadline deadline);
   ~NcclTransport() override;

@@ -38,7 +38,7 @@
 namespace sparsecast {
 namespace {
 
-void say(const CheckpointApplyOptions& options, const std::string& sentence) {
+void note(const CheckpointApplyOptions& options, const std::string& sentence) {
   if (options.note) options.note(sentence);
 }
 
@@ -147,8 +147,8 @@ bool recover_checkpoint(FileSystem& fs, const std::string& checkpoint, const Che
                 undo_path);
   }
   remove_durably(fs, undo_path);
-  say(options, fmt::format("an interrupted apply was found and rolled back: '{}' is at version {} again", checkpoint,
-                           undo.header().version));
+  note(options, fmt::format("an interrupted apply was found and rolled back: '{}' is at version {} again", checkpoint,
+                            undo.header().version));
   return true;
 }
 
@@ -179,7 +179,7 @@ CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoi
     const DeltaFile& delta = chain[i];
     report.version = delta.header().version;
     if (i < report.already_applied) {
-      say(options, fmt::format("'{}' is already applied", delta.name()));
+      note(options, fmt::format("'{}' is already applied", delta.name()));
       continue;
     }
     apply_one(fs, checkpoint, store, delta, options);

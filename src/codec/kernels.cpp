@@ -50,7 +50,7 @@ class TurnMask {
     words_[done_ / 64] |= std::uint64_t{bit} << (done_ % 64);
     ++done_;
   }
-  /// The bits so far as words, zero beyond; starts anew.
+  /// Returns the mask collected so far, padded with zeros to whole words, and resets it.
   const std::uint64_t* Take() {
     ClearFrom(done_);
     done_ = 0;

@@ -13,8 +13,8 @@
 #include <numeric>
 
 #include "codec/frame_reader.hpp"
+#include "memory/encoder.hpp"
 #include "sharded/route_endpoints.hpp"
-#include "sync/encoder.hpp"
 
 namespace sparsecast {
 namespace {

@@ -53,21 +53,39 @@ std::uint64_t last_attempt(const Roles& roles) {
 
 }  // namespace
 
-Membership::Membership(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
-                       std::chrono::milliseconds timeout)
+ShardedGroup& GroupPlace::group() const {
+  require_here();
+  if (group_) return *group_;
+  if (left_) throw Error(ErrorCode::kPeerFailed, "the last regroup() failed: call it again");
+  throw Error(ErrorCode::kUsage, "no group has met yet: call regroup() first");
+}
+
+ShardedGroup::ShardedGroup(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
+                           std::chrono::milliseconds timeout)
     : world_(std::move(control)) {
   const Deadline deadline = steady_clock::now() + timeout;
   or_abort(world_.control(), [&] {
     world_.meet(rank_infos(roles), own_layouts(roles), deadline);
-    form(roles, open, deadline);
+    connect(roles, open, deadline);
   });
 }
 
-Membership::~Membership() = default;
+void ShardedGroup::form(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
+                        std::chrono::milliseconds timeout) {
+  std::vector<GroupPlace*> places;
+  if (roles.publisher != nullptr) places.push_back(&roles.publisher->place);
+  if (roles.subscriber != nullptr) places.push_back(&roles.subscriber->place);
+  for (GroupPlace* const place : places) {
+    place->require_here();
+    place->leave(true);
+  }
+  const auto group = std::make_shared<ShardedGroup>(roles, std::move(control), open, timeout);
+  for (GroupPlace* const place : places) place->join(group);
+}
 
-void Membership::form(const Roles& roles, const GroupOpener& open, Deadline deadline) {
-  if (roles.publisher != nullptr) roles.publisher->met(world_.meeting());
-  if (roles.subscriber != nullptr) roles.subscriber->met(world_.meeting(), world_.rank());
+void ShardedGroup::connect(const Roles& roles, const GroupOpener& open, Deadline deadline) {
+  if (roles.publisher != nullptr) roles.publisher->on_regrouped(world_.meeting());
+  if (roles.subscriber != nullptr) roles.subscriber->on_regrouped(world_.meeting(), world_.rank());
   world_.connect(open, deadline);
   compare_copies(roles, deadline);
   if (roles.publisher != nullptr) roles.publisher->build(world_.plan(), world_.rank());
@@ -87,7 +105,7 @@ void Membership::form(const Roles& roles, const GroupOpener& open, Deadline dead
 }
 
 /// Compares what ranks of the trainer hold as copies of one another. Nothing has been written to an engine before.
-void Membership::compare_copies(const Roles& roles, Deadline deadline) {
+void ShardedGroup::compare_copies(const Roles& roles, Deadline deadline) {
   const ShardMemory* const trainer = roles.publisher != nullptr ? &roles.publisher->snapshot().memory() : nullptr;
   const int threads = trainer != nullptr ? roles.publisher->encode_options().threads : 1;
   sparsecast::compare_copies(world_, trainer, threads, deadline);
@@ -95,7 +113,7 @@ void Membership::compare_copies(const Roles& roles, Deadline deadline) {
 
 /// Seeds engines that hold nothing yet by a plan of their own. Its sources are those of the current plan, because only
 /// they have a base.
-void Membership::seed(const Roles& roles, const GroupOpener& open, Deadline deadline) {
+void ShardedGroup::seed(const Roles& roles, const GroupOpener& open, Deadline deadline) {
   const std::unique_ptr<FanoutPlan> plan = world_.plan_of_anchor(deadline);
   if (!plan) return;
   GroupTransports wire(world_.control(), *plan, open, deadline);
@@ -114,7 +132,7 @@ void Membership::seed(const Roles& roles, const GroupOpener& open, Deadline dead
 }
 
 /// Finds the streams of this rank's publisher and subscriber in the transfers.
-void Membership::find_streams(const Roles& roles) {
+void ShardedGroup::find_streams(const Roles& roles) {
   transfers_ = world_.wire().sync_transfers(world_.meeting());
   for (SyncTransfer& transfer : transfers_) {
     for (TransferRoute& route : transfer.routes) {
@@ -127,7 +145,7 @@ void Membership::find_streams(const Roles& roles) {
   }
 }
 
-void Membership::compare_bases(const Roles& roles, Deadline deadline) {
+void ShardedGroup::compare_bases(const Roles& roles, Deadline deadline) {
   Outcome outcome;
   for (const Transfer* transfer : world_.wire().transfers()) {
     std::vector<Bytes> records;
@@ -148,16 +166,16 @@ void Membership::compare_bases(const Roles& roles, Deadline deadline) {
 }
 
 /// A sync over the plan.
-class Membership::Attempt final : public SyncAttempt {
+class ShardedGroup::Attempt final : public SyncAttempt {
  public:
-  Attempt(Membership& group, const Roles& roles) : group_(group), roles_(roles) {
+  Attempt(ShardedGroup& group, const Roles& roles) : group_(group), roles_(roles) {
     if (roles.publisher != nullptr) roles.publisher->begin_attempt();
     if (roles.subscriber != nullptr) roles.subscriber->begin_attempt();
   }
 
   std::uint64_t version() const noexcept override { return last_attempt(roles_); }
 
-  Outcome bring(Deadline deadline) override {
+  Outcome transfer_and_stage(Deadline deadline) override {
     SyncEnds ends;
     ends.version = version();
     if (roles_.publisher != nullptr) ends.publisher = roles_.publisher->routes().publisher.get();
@@ -191,25 +209,25 @@ class Membership::Attempt final : public SyncAttempt {
 
   void settle(bool committed) override { sparsecast::settle(roles_, committed); }
 
-  void doubt() override {
-    if (roles_.publisher != nullptr) roles_.publisher->doubt();
-    if (roles_.subscriber != nullptr) roles_.subscriber->doubt();
+  void mark_in_doubt() override {
+    if (roles_.publisher != nullptr) roles_.publisher->mark_in_doubt();
+    if (roles_.subscriber != nullptr) roles_.subscriber->mark_in_doubt();
   }
 
   ShardedReport report;
 
  private:
-  Membership& group_;
+  ShardedGroup& group_;
   const Roles roles_;
 };
 
-ShardedReport Membership::sync(const Roles& roles, std::chrono::milliseconds timeout) {
+ShardedReport ShardedGroup::sync(const Roles& roles, std::chrono::milliseconds timeout) {
   const Deadline deadline = steady_clock::now() + timeout;
   begin(roles, deadline);
   return finish(roles, deadline);
 }
 
-void Membership::begin(const Roles& roles, Deadline deadline) {
+void ShardedGroup::begin(const Roles& roles, Deadline deadline) {
   if (staged_) throw Error(ErrorCode::kUsage, fmt::format("version {} waits for apply()", last_attempt(roles)));
   if (broken_) throw Error(ErrorCode::kPeerFailed, "the group is broken since an earlier failure: call regroup()");
   broken_ = true;
@@ -220,7 +238,7 @@ void Membership::begin(const Roles& roles, Deadline deadline) {
   staged_ = std::move(attempt);
 }
 
-ShardedReport Membership::finish(const Roles& roles, Deadline deadline) {
+ShardedReport ShardedGroup::finish(const Roles& roles, Deadline deadline) {
   if (!staged_) throw Error(ErrorCode::kUsage, "no version is staged: call receive() first");
   const std::unique_ptr<Attempt> attempt = std::move(staged_);
   const Stopwatch watch;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/process_mark.hpp"
 #include "sharded/route_endpoints.hpp"
 #include "sharded/snapshot.hpp"
 #include "sharded/sync_world.hpp"
@@ -30,18 +31,41 @@ struct AnchorRoles {
 void exchange_anchor(GroupTransports& wire, const AnchorRoles& roles, std::uint64_t version,
                      const EncodeOptions& options, Deadline deadline);
 
-/// State of an engine rank that outlives its memberships in groups.
-class SubscriberSide {
+class ShardedGroup;
+
+/// A member's place in a group. The two members of a rank that is trainer and engine share the group.
+class GroupPlace {
+ public:
+  /// Returns whether this is the process in which the member was made, and not one forked from it.
+  bool is_here() const noexcept { return process_.is_here(); }
+  void require_here() const { process_.require_here("rank of a group"); }
+  /// Throws Error{kUsage} before the first regroup, Error{kPeerFailed} after one that failed.
+  ShardedGroup& group() const;
+  void join(std::shared_ptr<ShardedGroup> group) noexcept { group_ = std::move(group); }
+  /// Leaves the group; the next call has to be a regroup. `regroups`: it has begun.
+  void leave(bool regroups = false) noexcept {
+    group_.reset();
+    left_ = regroups;
+  }
+
+ private:
+  ProcessMark process_;
+  std::shared_ptr<ShardedGroup> group_;
+  bool left_ = false;  ///< A regroup has begun.
+};
+
+/// State of an engine rank that outlives its groups.
+class EngineMember {
  public:
   /// Takes the memory of the local tensors of rank `rank` of `layout`.
-  SubscriberSide(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
-                 std::shared_ptr<ShardMemory> memory, ShardedOptions options);
+  EngineMember(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
+               std::shared_ptr<ShardMemory> memory, ShardedOptions options);
 
   RankInfo rank_info() const;
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
 
   /// Learns the decision that was in doubt from the coordinator, after a regroup.
-  void met(const Meeting& meeting, int world_rank);
+  void on_regrouped(const Meeting& meeting, int world_rank);
   ShardMemory& memory() const noexcept { return *memory_; }
   /// Makes its routes of the plan, and reads what they hold.
   void build(const FanoutPlan& plan, int world_rank, const Meeting& meeting);
@@ -60,7 +84,7 @@ class SubscriberSide {
   /// Commits or rolls back the attempt.
   void settle(bool committed);
   /// Marks the attempt as in doubt, because this rank has not heard the decision.
-  void doubt() noexcept { in_doubt_ = true; }
+  void mark_in_doubt() noexcept { in_doubt_ = true; }
   /// Returns the attempt in doubt; 0: none.
   std::uint64_t in_doubt() const noexcept { return in_doubt_ ? last_attempt_ : 0; }
   /// See ShardedSubscriber::settle.
@@ -86,13 +110,16 @@ class SubscriberSide {
   bool in_doubt_ = false;       ///< It is applied, and the decision was not heard.
   bool needs_anchor_;
   DestinationRoutes routes_;
+
+ public:
+  GroupPlace place;  ///< Last, so that the group ends before what it works on.
 };
 
-/// State of a trainer rank that outlives its memberships in groups.
-class PublisherSide {
+/// State of a trainer rank that outlives its groups.
+class TrainerMember {
  public:
   /// Takes the memory of the local tensors of rank `rank` of `layout`.
-  PublisherSide(std::shared_ptr<const Layout> layout, std::size_t rank, std::shared_ptr<ShardMemory> memory,
+  TrainerMember(std::shared_ptr<const Layout> layout, std::size_t rank, std::shared_ptr<ShardMemory> memory,
                 ShardedOptions options);
 
   /// Throws Error{kDirty} when the snapshot is not known any more.
@@ -101,7 +128,7 @@ class PublisherSide {
   const std::shared_ptr<const Layout>& next_layout() const noexcept { return next_layout_; }
 
   /// Learns the decision that was in doubt from the coordinator, after a regroup.
-  void met(const Meeting& meeting);
+  void on_regrouped(const Meeting& meeting);
   /// Makes its routes of the plan.
   void build(const FanoutPlan& plan, int world_rank);
   ShardSnapshot& snapshot() noexcept { return snapshot_; }
@@ -127,7 +154,7 @@ class PublisherSide {
   /// Commits or rolls back the attempt.
   void settle(bool committed);
   /// Marks the attempt as in doubt, because this rank has not heard the decision.
-  void doubt() noexcept { in_doubt_ = true; }
+  void mark_in_doubt() noexcept { in_doubt_ = true; }
 
   std::uint64_t version() const noexcept { return version_; }
   std::uint64_t last_attempt() const noexcept { return last_attempt_; }
@@ -145,23 +172,29 @@ class PublisherSide {
   bool in_doubt_ = false;       ///< They are pending for want of the decision.
   bool snapshot_lost_ = false;  ///< A commit or an abort failed half-way through the snapshot.
   SourceRoutes routes_;
+
+ public:
+  GroupPlace place;  ///< Last, so that the group ends before what it works on.
 };
 
 /// Roles of a rank; at least one pointer is not null.
 struct Roles {
-  PublisherSide* publisher = nullptr;
-  SubscriberSide* subscriber = nullptr;
+  TrainerMember* publisher = nullptr;
+  EngineMember* subscriber = nullptr;
 };
 
-/// Membership of a rank in one group of trainer and engines. Several objects of the same rank may share it.
-class Membership {
+/// One group of trainer and engines, on one rank.
+class ShardedGroup {
  public:
-  /// Collective; see ShardedPublisher::regroup.
-  Membership(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
-             std::chrono::milliseconds timeout);
-  ~Membership();
-  Membership(const Membership&) = delete;
-  Membership& operator=(const Membership&) = delete;
+  /// Collective; see ShardedPublisher::regroup. The members leave their group, and join the new one when it stands.
+  static void form(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
+                   std::chrono::milliseconds timeout);
+  /// As form(), for a group of its own.
+  ShardedGroup(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
+               std::chrono::milliseconds timeout);
+  ~ShardedGroup();
+  ShardedGroup(const ShardedGroup&) = delete;
+  ShardedGroup& operator=(const ShardedGroup&) = delete;
   /// Collective; see ShardedPublisher::sync.
   ShardedReport sync(const Roles& roles, std::chrono::milliseconds timeout);
   /// Run the two halves of a sync, before and after the vote that everything is staged; see ShardedSubscriber::receive
@@ -171,7 +204,7 @@ class Membership {
   const FanoutPlan& plan() const noexcept { return world_.plan(); }
 
  private:
-  void form(const Roles& roles, const GroupOpener& open, Deadline deadline);
+  void connect(const Roles& roles, const GroupOpener& open, Deadline deadline);
   void compare_copies(const Roles& roles, Deadline deadline);
   void seed(const Roles& roles, const GroupOpener& open, Deadline deadline);
   void compare_bases(const Roles& roles, Deadline deadline);

@@ -174,7 +174,7 @@ bool holds(const RankInfo& rank_info, std::uint64_t version) {
 
 }  // namespace
 
-bool Meeting::seeds(int world_rank) const {
+bool Meeting::needs_anchor(int world_rank) const {
   return std::ranges::any_of(engines, [&](const MeetingParticipant& engine) {
     return engine.needs_anchor &&
            std::ranges::find(engine.participant.ranks, world_rank) != engine.participant.ranks.end();

@@ -61,7 +61,7 @@ struct Meeting {
   std::vector<std::string> names;  ///< Display name of each world rank.
 
   /// Returns whether the engine of this rank needs an anchor.
-  bool seeds(int world_rank) const;
+  bool needs_anchor(int world_rank) const;
   /// Returns a name such as "engine 'b' rank 3", "trainer rank 0" or "trainer rank 0 and engine 'b' rank 3".
   const std::string& name_of(int world_rank) const { return names[static_cast<std::size_t>(world_rank)]; }
 };

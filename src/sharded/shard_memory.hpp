@@ -7,16 +7,16 @@
 #include <memory>
 #include <vector>
 
+#include "endpoint/joined_publisher.hpp"
+#include "endpoint/joined_subscriber.hpp"
+#include "memory/memory_backend.hpp"
 #include "sparsecast/fanout_plan.hpp"
 #include "sparsecast/layout.hpp"
-#include "sync/joined_publisher.hpp"
-#include "sync/joined_subscriber.hpp"
-#include "sync/memory_backend.hpp"
 
 namespace sparsecast {
 
-/// Returns the places of a route's regions, which are at `views`, in memory that is laid out like the rank's tensors;
-/// base_of(region, local) returns a reference to all of that of a local tensor, of which data, dtype and device count.
+/// Returns one TensorRef for each region of `route`; `views` says where the regions lie in the rank's local tensors.
+/// base_of(region, local) returns the buffer of local tensor `local`; only its data, dtype and device are read.
 template <class BaseOf>
 std::vector<TensorRef> refs_in(const FanoutPlan& plan, std::size_t route, const std::vector<RegionView>& views,
                                const BaseOf& base_of) {

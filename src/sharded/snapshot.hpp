@@ -49,8 +49,8 @@ class ShardSnapshot {
 
   struct SnapshotLayer {
     std::vector<Allocation> copies;  ///< Parallel to the local tensors; null where nothing is sent.
-    Boxes sent;                      ///< Under the plan in force.
-    Boxes covered;                   ///< Under the one that may come to be.
+    Boxes sent;                      ///< Boxes sent under the plan in force.
+    Boxes covered;                   ///< Boxes sent under the proposed plan.
   };
 
   struct CoveredRoute {

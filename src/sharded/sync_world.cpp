@@ -7,10 +7,10 @@
 
 #include "codec/block.hpp"
 #include "core/trace.hpp"
+#include "endpoint/delta_staging.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/sharded.hpp"
 #include "sparsecast/tcp_transport.hpp"
-#include "sync/delta_staging.hpp"
 #include "transport/control/blobs.hpp"
 
 namespace sparsecast {

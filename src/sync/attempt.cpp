@@ -34,7 +34,7 @@ namespace sparsecast {
 void stage_everywhere(SyncAttempt& attempt, const Voters& voters, Deadline deadline) {
   try {
     Outcome own;
-    or_abort(*voters.control, [&] { own = attempt.bring(deadline); });
+    or_abort(*voters.control, [&] { own = attempt.transfer_and_stage(deadline); });
     const TraceRange<"sync.vote"> range({.version = attempt.version()});
     require_all(voters, own, deadline);
   } catch (const std::exception&) {
@@ -60,7 +60,7 @@ StateDigest apply_everywhere(SyncAttempt& attempt, const Voters& voters, Deadlin
       attempt.settle(false);
       throw;
     }
-    attempt.doubt();
+    attempt.mark_in_doubt();
     throw error.within(fmt::format("whether version {} was committed is not known", attempt.version()));
   }
   attempt.settle(true);

@@ -15,7 +15,7 @@ class SyncAttempt {
   virtual std::uint64_t version() const noexcept = 0;
   /// Publishes, takes part in all transfers, and stages. Returns why this rank cannot go on; no transfer was left out
   /// because of that. Throws when transfers have failed, of which the other ranks may not know.
-  virtual Outcome bring(Deadline deadline) = 0;
+  virtual Outcome transfer_and_stage(Deadline deadline) = 0;
   /// Applies and verifies what is staged.
   virtual void apply() = 0;
   /// Returns the digests to vote with after apply(), done or failed.
@@ -23,7 +23,7 @@ class SyncAttempt {
   /// Commits the attempt, or rolls all of it back, however far it came.
   virtual void settle(bool committed) = 0;
   /// Called in place of settle() when this rank, which is not the coordinator, has not heard the decision.
-  virtual void doubt() = 0;
+  virtual void mark_in_doubt() = 0;
 };
 
 /// First half, while the old version serves: returns when all ranks have staged. Otherwise the attempt is rolled back,

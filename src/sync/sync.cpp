@@ -32,23 +32,23 @@ class FlatAttempt : public SyncAttempt {
     transfer.routes = {{0, 0, 0, transfer.own ? std::size_t{0} : std::size_t{1}}};
   }
 
-  Outcome bring(Deadline deadline) override {
-    came_ = run_transfers(transfers_, ends_, transport_.control(), deadline);
-    return came_.outcome();
+  Outcome transfer_and_stage(Deadline deadline) override {
+    transfer_report_ = run_transfers(transfers_, ends_, transport_.control(), deadline);
+    return transfer_report_.outcome();
   }
   Vote vote() override { return {}; }
-  void doubt() override { settle(false); }
+  void mark_in_doubt() override { settle(false); }
 
   void report(SyncReport& report) const {
-    report.encode_seconds = came_.encode_seconds;
-    report.wire_seconds = came_.wire_seconds;
-    report.stage_seconds = came_.stage_seconds;
-    report.wire_bytes = came_.sent_bytes + came_.received_bytes;
+    report.encode_seconds = transfer_report_.encode_seconds;
+    report.wire_seconds = transfer_report_.wire_seconds;
+    report.stage_seconds = transfer_report_.stage_seconds;
+    report.wire_bytes = transfer_report_.sent_bytes + transfer_report_.received_bytes;
   }
 
  protected:
   SyncEnds ends_;
-  TransferReport came_;
+  TransferReport transfer_report_;
 
  private:
   Transport& transport_;
@@ -87,7 +87,7 @@ class ReceiverAttempt final : public FlatAttempt {
 
   std::uint64_t version() const noexcept override { return subscriber_.version(); }
   void apply() override {
-    if (came_.held_already) return;
+    if (transfer_report_.held_already) return;
     const Stopwatch watch;
     changed = subscriber_.apply(order_).front().changed;
     apply_seconds = watch.total();

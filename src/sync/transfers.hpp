@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "core/outcome.hpp"
+#include "endpoint/joined_publisher.hpp"
+#include "endpoint/joined_subscriber.hpp"
 #include "sparsecast/transport.hpp"
-#include "sync/joined_publisher.hpp"
-#include "sync/joined_subscriber.hpp"
 
 namespace sparsecast {
 

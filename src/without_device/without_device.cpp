@@ -3,9 +3,9 @@
 // Device functions of a library that was built without CUDA: all of them throw Error{kUnsupported}.
 
 #include "core/masked_copy.hpp"
+#include "memory/memory_backend.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/quantize.hpp"
-#include "sync/memory_backend.hpp"
 
 namespace sparsecast {
 

@@ -7,11 +7,11 @@
 #include <gtest/gtest.h>
 
 #include "cuda/apply/device_applier.hpp"
+#include "cuda/backend/device_detector.hpp"
 #include "cuda/detect/snapshot_prefetch.hpp"
 #include "cuda/differential.hpp"
 #include "cuda/encode/encoder_tensors.hpp"
 #include "cuda/viewed_tensors.hpp"
-#include "device/device_detector.hpp"
 
 namespace sparsecast::test {
 namespace {

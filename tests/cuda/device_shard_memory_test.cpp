@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
+#include "memory/encoder.hpp"
 #include "sharded/shard_memory.hpp"
 #include "support/expect_error.hpp"
 #include "support/random.hpp"
-#include "sync/encoder.hpp"
 #include "tests/cuda/device_access.hpp"
 #include "tests/cuda/sharded_scene.hpp"
 

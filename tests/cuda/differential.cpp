@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "codec/codec_common.hpp"
-#include "sync/encoder.hpp"
+#include "memory/encoder.hpp"
 
 namespace sparsecast::test {
 namespace {

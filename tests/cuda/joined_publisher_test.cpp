@@ -3,7 +3,7 @@
 // One publisher of several delta streams, on the host and on a device, against a publisher for each stream: the same
 // bytes, version after version, and on a device a cost that does not depend on the number of streams.
 
-#include "sync/joined_publisher.hpp"
+#include "endpoint/joined_publisher.hpp"
 #include "support/detectors.hpp"
 
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 // One subscriber of several delta streams, on the host and on a device, against a subscriber for each stream: the same
 // bytes and digests, applied or rolled back, and the same refusals.
 
-#include "sync/joined_subscriber.hpp"
+#include "endpoint/joined_subscriber.hpp"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "log/records.hpp"
+#include "log/format/records.hpp"
 #include "support/fault_fs.hpp"
 #include "support/log_forge.hpp"
 #include "support/log_scene.hpp"

@@ -2,7 +2,7 @@
 
 // The spool of fetched deltas: in order, ahead, within its bound, and empty in the end.
 
-#include "log/delta_fetcher.hpp"
+#include "log/follower/delta_fetcher.hpp"
 
 #include <gmock/gmock.h>
 

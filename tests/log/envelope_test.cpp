@@ -2,7 +2,7 @@
 
 // The envelope of records: one form; what is signed; which error an attack gets.
 
-#include "log/envelope.hpp"
+#include "log/format/envelope.hpp"
 
 #include <gtest/gtest.h>
 

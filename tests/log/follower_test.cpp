@@ -4,7 +4,7 @@
 
 #include <gmock/gmock.h>
 
-#include "log/follower_state.hpp"
+#include "log/follower/follower_state.hpp"
 #include "support/expect_error.hpp"
 #include "support/follow_scene.hpp"
 #include "support/temporary_directory.hpp"

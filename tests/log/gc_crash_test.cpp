@@ -5,9 +5,9 @@
 
 #include <gtest/gtest.h>
 
-#include "log/log_keys.hpp"
-#include "log/records.hpp"
-#include "log/retention.hpp"
+#include "log/format/log_keys.hpp"
+#include "log/format/records.hpp"
+#include "log/reader/retention.hpp"
 #include "support/fault_fs.hpp"
 #include "support/log_scene.hpp"
 #include "support/memory_store.hpp"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "log/records.hpp"
+#include "log/format/records.hpp"
 #include "support/expect_error.hpp"
 #include "support/fault_fs.hpp"
 #include "support/log_scene.hpp"

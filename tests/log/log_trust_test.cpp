@@ -2,8 +2,8 @@
 
 // Whom a reader believes, and the names of the attacks that it refuses.
 
+#include "log/format/log_keys.hpp"
 #include "log/log_fixture.hpp"
-#include "log/log_keys.hpp"
 #include "sparsecast/signing.hpp"
 
 namespace sparsecast::test {

@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "log/checkpoint_place.hpp"
+#include "log/follower/checkpoint_place.hpp"
 #include "support/expect_error.hpp"
 #include "support/follow_scene.hpp"
 #include "support/safetensors_bytes.hpp"

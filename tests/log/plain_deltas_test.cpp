@@ -3,7 +3,7 @@
 // Merged deltas over deltas with `context` positions: what a mirror keeps of them while it has the weights before, and
 // what a compaction makes of that.
 
-#include "log/plain_deltas.hpp"
+#include "log/reader/plain_deltas.hpp"
 
 #include <cmath>
 

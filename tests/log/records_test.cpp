@@ -2,7 +2,7 @@
 
 // Records against docs/delta-log.md, "Records": one form, every field with its bounds.
 
-#include "log/records.hpp"
+#include "log/format/records.hpp"
 
 #include <gtest/gtest.h>
 

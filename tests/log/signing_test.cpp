@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "log/hex.hpp"
+#include "log/format/hex.hpp"
 #include "support/expect_error.hpp"
 #include "support/fault_fs.hpp"
 #include "support/log_forge.hpp"

@@ -163,7 +163,7 @@ class Sender {
     return group_->sync(Roles{&side_, nullptr}, timeout);
   }
   void train(std::uint64_t step) { trio_.weights.train(*trio_.trainer, 0, step, storage_); }
-  PublisherSide& side() { return side_; }
+  TrainerMember& side() { return side_; }
 
  private:
   GroupOpener opener() {
@@ -183,8 +183,8 @@ class Sender {
   const Trio& trio_;
   LocalStorage storage_;
   std::shared_ptr<ShardMemory> memory_;
-  PublisherSide side_;
-  std::optional<Membership> group_;
+  TrainerMember side_;
+  std::optional<ShardedGroup> group_;
   bool watching_ = false;
   std::size_t sent_ = 0;
 };

@@ -101,7 +101,7 @@ TEST(ShardedMeeting, TheCoordinatorsVersionSettlesDoubtsAndSaysWhoNeedsAnAnchor)
         EXPECT_TRUE(meeting.engines[0].needs_anchor);
         EXPECT_FALSE(meeting.engines[1].needs_anchor);
         EXPECT_FALSE(meeting.engines[2].needs_anchor);
-        EXPECT_EQ(meeting.seeds(rank), rank == 2);
+        EXPECT_EQ(meeting.needs_anchor(rank), rank == 2);
       },
       [](const Error& error) { ADD_FAILURE() << error.what(); });
 }

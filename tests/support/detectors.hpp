@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "memory/publisher_backend.hpp"
 #include "sparsecast/detector.hpp"
-#include "sync/publisher_backend.hpp"
 
 namespace sparsecast::test {
 

@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
-#include "log/log_keys.hpp"
-#include "log/records.hpp"
+#include "log/format/log_keys.hpp"
+#include "log/format/records.hpp"
 #include "sparsecast/log_follower.hpp"
 #include "support/fault_fs.hpp"
 #include "support/log_scene.hpp"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "checkpoint/undo_record.hpp"
-#include "log/follower_state.hpp"
+#include "log/follower/follower_state.hpp"
 #include "support/follow_scene.hpp"
 
 namespace sparsecast::test {

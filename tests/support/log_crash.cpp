@@ -5,7 +5,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "log/records.hpp"
+#include "log/format/records.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::test {

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "log/records.hpp"
+#include "log/format/records.hpp"
 #include "sparsecast/error.hpp"
 #include "support/fault_fs.hpp"
 #include "support/log_scene.hpp"

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "log/envelope.hpp"
-#include "log/hex.hpp"
+#include "log/format/envelope.hpp"
+#include "log/format/hex.hpp"
 
 namespace sparsecast::test {
 

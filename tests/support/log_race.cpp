@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "log/log_reader_state.hpp"
+#include "log/reader/log_reader_state.hpp"
 #include "sparsecast/error.hpp"
 #include "support/log_scene.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/log_records.hpp"
 
-#include "log/records.hpp"
+#include "log/format/records.hpp"
 #include "support/log_forge.hpp"
 
 namespace sparsecast::test {

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "core/parallel.hpp"
-#include "log/retention.hpp"
+#include "log/reader/retention.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::tools {

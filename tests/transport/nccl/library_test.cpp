@@ -83,8 +83,7 @@ TEST_F(NcclEnvironment, AddsWhatTheProgramHasNotSet) {
 TEST_F(NcclEnvironment, OtherWordsAreRefused) {
   for (const char* text : {"", "0", "-1", "4 ", "four", "1025", "99999999999999999999"}) {
     setenv("SPARSECAST_NCCL_BROADCAST_CTAS", text, 1);
-    expect_error(ErrorCode::kUsage, [] { with_environment({}); },
-                 {"SPARSECAST_NCCL_BROADCAST_CTAS", "from 1 to 1024"});
+    expect_error(ErrorCode::kUsage, [] { with_environment({}); }, {"SPARSECAST_NCCL_BROADCAST_CTAS", "from 1 to 1024"});
   }
   unsetenv("SPARSECAST_NCCL_BROADCAST_CTAS");
   setenv("SPARSECAST_NCCL_SUSPEND", "true", 1);

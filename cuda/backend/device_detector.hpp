@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A detector of tensors in device memory, and what else DeviceMemoryBackend is made of.
+
+#include "cuda/backend/device_context.hpp"
+#include "cuda/common/device_memory.hpp"
+#include "cuda/encode/device_encoder.hpp"
+#include "memory/publisher_backend.hpp"
+#include "memory/subscriber_backend.hpp"
+
+namespace sparsecast {
+
+class DeviceDetector : public Detector {
+ public:
+  struct Origin {
+    std::shared_ptr<const TensorTable> table;
+    DeviceContext context;
+    std::uint64_t chunk_bytes = 0;
+  };
+
+  /// Requires that the device of `origin.context` is the calling thread's current device.
+  explicit DeviceDetector(Origin origin);
+  DeviceDetector(const DeviceDetector&) = delete;
+  DeviceDetector& operator=(const DeviceDetector&) = delete;
+
+  std::unique_ptr<PublisherBackend> make_backend(const JoinedTables& tables, const EncodeOptions& options) override;
+  virtual PublisherBackend::Abilities abilities(const EncodeOptions& options) const noexcept = 0;
+  bool has_all_old() const noexcept final {
+    const PublisherBackend::Abilities its = abilities({});
+    return its.knows_old && !its.consumes_changes;
+  }
+  /// Makes an encoder of the streams that `tables` joins to this detector's table.
+  virtual cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) = 0;
+  /// Returns the snapshot, or the tensors where there is none; the device can read the memory.
+  virtual std::vector<TensorRef> state() = 0;
+
+  // Around an encode and at the end of its delta, enqueued; the device is the detector's.
+  virtual void begin() {}
+  virtual void finish() {}
+  virtual void aborted() {}
+
+  const std::shared_ptr<const TensorTable> table;
+  const DeviceContext context;
+
+ protected:
+  cuda::DeviceEncoderOptions encoder_options() const;
+
+ private:
+  std::uint64_t chunk_bytes_;
+};
+
+/// The two parts of DeviceMemoryBackend that are files of their own; both work on the stream of `context`.
+std::unique_ptr<Detector> make_device_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
+                                               DetectorOptions options, const DeviceContext& context,
+                                               std::uint64_t chunk_bytes);
+std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const JoinedTables& tables,
+                                                                  std::vector<TensorRef> live,
+                                                                  const DeviceContext& context);
+
+}  // namespace sparsecast

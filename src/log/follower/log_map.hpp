@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "sparsecast/delta_log.hpp"
+#include "sparsecast/log_follower.hpp"
+
+namespace sparsecast {
+
+/// Paths through a log as far as a follower knows them: the catalog's edges and anchors, and the commits that it has
+/// read. Memory: the catalog, and about 100 bytes for each commit read.
+class LogMap {
+ public:
+  /// Most commits read in search of a path or a version while an anchor could be taken instead.
+  static constexpr std::size_t kMostCommits = 256;
+
+  LogMap(LogReader& reader, bool merged, bool every_version, std::uint64_t object_cost_bytes)
+      : reader_(reader), merged_(merged), every_version_(every_version), object_cost_bytes_(object_cost_bytes) {}
+
+  void add(const LogCommit& commit);
+  /// Reads the catalog, unless that has been done and is not `again` asked for.
+  void load_catalog(bool again = false);
+  /// Drops the catalog's deltas: from this call on, only its anchors and the deltas that commits name are used.
+  void plan_by_commits() { by_commits_ = true; }
+  void set_floor(std::uint64_t floor) { floor_ = floor; }
+  std::uint64_t floor() const noexcept { return floor_; }
+  /// Identity of an object in a catalog or a commit: its hash and its size.
+  struct ObjectId {
+    ContentHash hash;
+    std::uint64_t bytes = 0;
+    friend auto operator<=>(const ObjectId&, const ObjectId&) = default;
+  };
+  /// Excludes an object that could not be used from all later paths.
+  void avoid(const ObjectId& object) { avoided_.insert(object); }
+
+  /// Returns the digest that the commit of a version names, or nullopt when that commit has not been read.
+  std::optional<StateDigest> digest_of(std::uint64_t version) const;
+  /// Reads the commit. Throws Error{kGone} when there is none.
+  StateDigest require_digest(std::uint64_t version);
+
+  /// Returns the cheapest known path to `to`, after reading the commits that the catalog lacks for there to be one. It
+  /// starts at `from` if possible; an anchor older than `from` is never taken. Returns nullopt when nothing leads
+  /// there.
+  std::optional<CatchUpPath> path(std::optional<std::uint64_t> from, std::uint64_t to);
+
+  /// The version whose digest is `digest`: looked for at `hint` and after it, at `head`, at 0, then from the head
+  /// downwards; kMostCommits of each, or all when there is no anchor. Only versions after `after`, if given: an earlier
+  /// search has been in vain.
+  std::optional<std::uint64_t> find(const StateDigest& digest, std::uint64_t head, std::optional<std::uint64_t> hint,
+                                    std::optional<std::uint64_t> after);
+
+ private:
+  struct Known {
+    StateDigest digest;
+    std::optional<DeltaRef> edge;
+  };
+
+  const Known* read(std::uint64_t version);
+  bool usable(const DeltaRef& edge) const;
+  std::vector<DeltaRef> edges() const;
+  std::vector<AnchorRef> anchors(std::uint64_t least, std::uint64_t most) const;
+  void read_missing(std::optional<std::uint64_t> from, std::uint64_t to, const std::vector<AnchorRef>& anchors);
+
+  LogReader& reader_;
+  const bool merged_;
+  const bool every_version_;
+  const std::uint64_t object_cost_bytes_;
+  LogCatalog catalog_;
+  bool has_catalog_ = false;
+  bool by_commits_ = false;
+  std::map<std::uint64_t, Known> commits_;
+  std::set<ObjectId> avoided_;
+  std::uint64_t floor_ = 0;
+};
+
+}  // namespace sparsecast

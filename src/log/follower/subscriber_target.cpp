@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Live tensors that follow a log, through a Subscriber.
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "checkpoint/checkpoint_store.hpp"
+#include "checkpoint/table_difference.hpp"
+#include "core/file_tree.hpp"
+#include "core/tensor_view.hpp"
+#include "log/follower/checkpoint_place.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/log_follower.hpp"
+
+namespace sparsecast {
+namespace {
+
+constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
+
+class SubscriberTarget : public FollowerTarget {
+ public:
+  SubscriberTarget(Subscriber& subscriber, std::shared_ptr<const TensorTable> table, const std::vector<TensorRef>& live,
+                   FileSystem& fs, std::string scratch, std::function<void(bool)> pause)
+      : subscriber_(subscriber),
+        table_(std::move(table)),
+        fs_(fs),
+        scratch_(std::move(scratch)),
+        pause_(std::move(pause)) {
+    if (!table_) throw Error(ErrorCode::kUsage, "a target needs the tensor table");
+    const auto places = place_tensors(*table_, live, "live");
+    for (std::size_t t = 0; t < places.size(); ++t) {
+      if (places[t].view != nullptr) {
+        throw Error(ErrorCode::kUnsupported, "an anchor is written to contiguous tensors only", (*table_)[t].name);
+      }
+      live_.emplace_back(places[t].data, static_cast<std::size_t>((*table_)[t].bytes()));
+    }
+  }
+
+  std::string scratch_directory() override { return scratch_; }
+
+  std::optional<StateDigest> recover() override {
+    if (!subscriber_.dirty()) {
+      try {
+        subscriber_.audit();
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kDirty) throw;
+      }
+    }
+    if (subscriber_.dirty()) return std::nullopt;
+    return subscriber_.digest();
+  }
+
+  void apply(const DeltaFile& delta) override {
+    require_same_table(*table_, "the live tensors", delta.table(), delta.name());
+    align_version(delta.header());
+    try {
+      subscriber_.stage(delta.header_record());
+      for (std::size_t i = 0; i < delta.frames(); ++i) subscriber_.stage(delta.frame(i));
+      subscriber_.stage(delta.commit_record());
+      const Pause pause(pause_);
+      subscriber_.apply();
+    } catch (...) {
+      subscriber_.discard();
+      throw;
+    }
+    subscriber_.audit_next();
+  }
+
+  void reseed(const std::string& directory, std::uint64_t version, const StateDigest& expected) override {
+    try {
+      const CheckpointStore store(Checkpoint::open(fs_, directory));
+      require_same_table(*table_, "the live tensors", store.table(), directory);
+      const StateDigest found = sum(digest_store(store, 1));
+      if (!(found == expected)) {
+        throw Error(ErrorCode::kMixed,
+                    fmt::format("the anchor has digest {}, not {}", to_hex(found.value), to_hex(expected.value)),
+                    directory);
+      }
+      const Pause pause(pause_);
+      overwrite(store);
+      subscriber_.reset(version, expected);
+    } catch (...) {
+      remove_quietly(directory);
+      throw;
+    }
+    remove_quietly(directory);
+  }
+
+ private:
+  /// The engine does not read the weights while this lives.
+  class Pause {
+   public:
+    explicit Pause(const std::function<void(bool)>& pause) : pause_(pause) {
+      if (pause_) pause_(true);
+    }
+    ~Pause() {
+      if (pause_) pause_(false);
+    }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    const std::function<void(bool)>& pause_;
+  };
+
+  /// The digest says which version is here; the number is the log's business.
+  void align_version(const DeltaHeader& header) {
+    if (subscriber_.dirty() || subscriber_.version() == header.base_version) return;
+    if (subscriber_.digest() == header.base_digest) subscriber_.reset(header.base_version, header.base_digest);
+  }
+
+  void overwrite(const CheckpointStore& store) {
+    try {
+      for (std::size_t t = 0; t < live_.size(); ++t) {
+        for (std::uint64_t at = 0; at < live_[t].size(); at += kWindowBytes) {
+          store.read(t, at, live_[t].subspan(at, std::min<std::uint64_t>(kWindowBytes, live_[t].size() - at)));
+        }
+      }
+    } catch (const Error&) {
+      mark_if_changed();
+      throw;
+    }
+  }
+
+  /// Audits the tensors after a failed load; tensors that were overwritten in part belong to no version, so the audit
+  /// marks the subscriber as dirty.
+  void mark_if_changed() {
+    try {
+      subscriber_.audit();
+    } catch (const Error&) {
+    }
+  }
+
+  void remove_quietly(const std::string& directory) noexcept {
+    try {
+      if (fs_.exists(directory)) remove_tree(fs_, directory);
+    } catch (...) {  // Left in the scratch directory, which is cleaned at the next start.
+    }
+  }
+
+  Subscriber& subscriber_;
+  std::shared_ptr<const TensorTable> table_;
+  std::vector<MutableBytes> live_;
+  FileSystem& fs_;
+  std::string scratch_;
+  std::function<void(bool)> pause_;
+};
+
+}  // namespace
+
+std::unique_ptr<FollowerTarget> make_subscriber_target(Subscriber& subscriber, std::shared_ptr<const TensorTable> table,
+                                                       const std::vector<TensorRef>& live, FileSystem& fs,
+                                                       const std::string& scratch, std::function<void(bool)> pause) {
+  return std::make_unique<SubscriberTarget>(subscriber, std::move(table), live, fs, scratch, std::move(pause));
+}
+
+}  // namespace sparsecast

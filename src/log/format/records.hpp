@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "log/format/envelope.hpp"
+#include "sparsecast/delta_log.hpp"
+
+namespace sparsecast {
+
+// The records of a log and their JSON (docs/delta-log.md, "Records"). Parsing checks every field: rank info, type,
+// range, and that there is no other; `name` goes into errors. Throws what open_record throws. Whether a record may
+// stand where it was found, and whether its signer is trusted, is for LogReader.
+
+inline constexpr const char* kCatalogKey = "catalog";
+inline constexpr const char* kFloorKey = "floor";
+inline constexpr std::size_t kMaxLabelBytes = 256;
+inline constexpr std::size_t kMaxKeys = 64;
+inline constexpr std::size_t kMaxCatalogEntries = 4096;  ///< Most entries of each list in a catalog.
+inline constexpr std::size_t kMaxAnchorFiles = 65536;
+/// Bound on versions, so that sums of them never overflow.
+inline constexpr std::uint64_t kMaxVersion = std::uint64_t{1} << 53;
+
+/// Encodes a record, and sets record_hash (where there is one) and signer of the argument, as the functions below do.
+Bytes pack(LogCommit& commit, const SigningKey* key);
+Bytes pack(LogCatalog& catalog, const SigningKey* key);
+Bytes pack(LogAnchor& anchor, const SigningKey* key);
+Bytes pack(LogFloor& floor, const SigningKey* key);
+Bytes pack(const LogLease& lease);
+
+LogCommit parse_log_commit(ConstBytes record, const std::string& name);
+LogCatalog parse_log_catalog(ConstBytes record, const std::string& name);
+LogAnchor parse_log_anchor(ConstBytes record, const std::string& name);
+LogFloor parse_log_floor(ConstBytes record, const std::string& name);
+LogLease parse_log_lease(ConstBytes record, const std::string& name);
+
+}  // namespace sparsecast
