@@ -89,15 +89,19 @@ struct CheckpointTargetOptions {
 SPARSECAST_API std::unique_ptr<FollowerTarget> make_checkpoint_target(FileSystem& fs, const std::string& path,
                                                                       const CheckpointTargetOptions& options);
 
-/// Makes a target for the live tensors of an engine. `pause` is called around each apply (true: stop reading the
-/// weights, false: continue), in the thread of step(); it may be empty, and must not throw. `scratch` is an existing
-/// directory. The subscriber must outlive the target and have the log's stream; the target sets its version number.
-/// Memory: the delta. After each version a slice of the tensors is audited (SubscriberOptions::audit_versions).
+/// Makes a target for the live tensors of an engine, on the host or on a device: those of the subscriber, with the same
+/// device options. `pause` is called around each apply (true: stop reading the weights, false: continue), in the thread
+/// of step(); it may be empty, and must not throw. `scratch` is an existing directory. The subscriber must outlive the
+/// target and have the log's stream; the target sets its version number. Memory: the delta; while an anchor is written,
+/// 4 MiB, and 8 MiB of pinned memory for a device. After each version a slice of the tensors is audited
+/// (SubscriberOptions::audit_versions). Throws Error{kUsage} that names the tensor for references that do not fit the
+/// table; kUnsupported for a device in a build without the device backend.
 SPARSECAST_API std::unique_ptr<FollowerTarget> make_subscriber_target(Subscriber& subscriber,
                                                                       std::shared_ptr<const TensorTable> table,
                                                                       const std::vector<TensorRef>& live,
                                                                       FileSystem& fs, const std::string& scratch,
-                                                                      std::function<void(bool)> pause = nullptr);
+                                                                      std::function<void(bool)> pause = nullptr,
+                                                                      const DeviceOptions& device = {});
 
 /// Notification sent after the last version of each step (with every_version, after each version), in the thread of
 /// step(). The weights are not written until the notification has ended. The next step first retries a notification

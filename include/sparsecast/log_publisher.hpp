@@ -47,8 +47,9 @@ struct Publication {
 class SPARSECAST_API LogPublisher {
  public:
   /// Takes over an existing log (made by LogWriter::create or `sparsecast log init`), as LogWriter::take_over does. The
-  /// bits that `detector` takes for the receivers' (its snapshot, or current() without one) are read once and must have
-  /// the head's digest, otherwise Error{kWrongBase}. `table` is shared with the detector. `fs` must outlive the
+  /// bits that `detector` takes for the receivers' (its snapshot, or the tensors without one) are read once and must have
+  /// the head's digest, otherwise Error{kWrongBase}. Its tensors may be on the host or on a device, where changes are
+  /// detected and encoded; only frames are copied to the host. `table` is shared with the detector. `fs` must outlive the
   /// publisher, and also the threads that its destructor leaves behind. `trust.max_age` is not used: a publisher may
   /// return after any time. Throws the errors of LogReader and LogWriter::take_over.
   LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, LogTrust trust,
@@ -63,7 +64,9 @@ class SPARSECAST_API LogPublisher {
   /// changes since, and passes them to the uploading thread. Returns the new version's number. When the previous
   /// publication could not be settled, throws its error or kTimeout: nothing new was encoded then, and the call may be
   /// repeated. Error{kFenced} is final. Changes made while a publication is unsettled are part of the next one.
-  std::uint64_t publish(const std::string& label = {});
+  /// `weights_ready`, for tensors on a device: the event after which the weights may be read (null: whatever the
+  /// detector's stream waits for). When the call returns, the weights may change.
+  std::uint64_t publish(const std::string& label = {}, CUevent_st* weights_ready = nullptr);
   /// Waits until the newest publication is durable. Throws kTimeout when it is not after `timeout` (the upload
   /// continues), or the publication's error: its outcome is then unknown, and the next wait() or publish() retries the
   /// same bytes. Error{kFenced} is final; kUsage before the first publish(). Repeated calls for a durable publication

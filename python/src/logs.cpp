@@ -107,9 +107,11 @@ class PythonLogFollower {
  public:
   PythonLogFollower(const std::string& location, const std::string& state_path, const TensorTable& table,
                     const std::vector<Memory>& memory, const std::string& scratch, const SubscriberOptions& subscribing,
-                    FollowerOptions options, std::chrono::milliseconds timeout, nb::object pause)
+                    FollowerOptions options, std::chrono::milliseconds timeout, nb::object pause, std::uintptr_t stream,
+                    double device_timeout)
       : table_(std::make_shared<const TensorTable>(table)), kept_(memory), pause_(std::move(pause)) {
-    const std::vector<TensorRef> live = refs_to(*table_, host_tensors(*table_, memory, true));
+    std::vector<TensorRef> live = tensors_for(*table_, memory, true, "tensor");
+    const DeviceOptions device = device_options(device_of(live), stream, device_timeout);
     const GilRelease release;
     const std::shared_ptr<ObjectStore> store = open_object_store(files(), location, timeout);
     SubscriberOptions of_log = subscribing;
@@ -117,12 +119,12 @@ class PythonLogFollower {
     const std::optional<LogCommit> head = reader.head();
     if (!head) throw Error(ErrorCode::kIncomplete, "there is no log here yet", location);
     of_log.stream = head->stream;
-    subscriber_ = std::make_unique<Subscriber>(table_, live, of_log);
+    subscriber_ = std::make_unique<Subscriber>(table_, live, of_log, device);
     follower_ = std::make_unique<LogFollower>(
         store, files(), state_path,
         make_subscriber_target(
             *subscriber_, table_, std::move(live), files(), scratch,
-            pause_.is_none() ? std::function<void(bool)>() : [this](bool paused) { tell(paused); }),
+            pause_.is_none() ? std::function<void(bool)>() : [this](bool paused) { tell(paused); }, device),
         std::move(options));
   }
 
@@ -198,7 +200,8 @@ void bind_publisher(nb::module_& m) {
              const std::optional<std::vector<std::optional<Memory>>>& masters, const std::optional<PathText>& key,
              const std::vector<std::string>& trusted_keys, const PathText& mirror, bool merge, bool anchors,
              double deadline, const std::string& positions, const std::string& values,
-             const std::optional<std::string>& objective, std::uint32_t block_changes, int zstd_level, int threads) {
+             const std::optional<std::string>& objective, std::uint32_t block_changes, int zstd_level, int threads,
+             std::uintptr_t stream, double device_timeout) {
             LogPublisherOptions options;
             options.writer.key = signing_key(key);
             options.writer.threads = threads;
@@ -207,7 +210,8 @@ void bind_publisher(nb::module_& m) {
             options.anchors = anchors;
             options.deadline = milliseconds(deadline);
             new (self)
-                PythonLogPublisher(location, table, {detector, tensors, masters}, std::move(options), trusted_keys,
+                PythonLogPublisher(location, table, {detector, tensors, masters, stream, device_timeout},
+                                   std::move(options), trusted_keys,
                                    encode_options(positions, values, objective, block_changes, zstd_level,
                                                   EncodeOptions{}.frame_capacity, threads));
           },
@@ -216,13 +220,14 @@ void bind_publisher(nb::module_& m) {
           nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("mirror") = "", nb::arg("merge") = true,
           nb::arg("anchors") = true, nb::arg("deadline") = 120.0, nb::arg("positions") = "auto",
           nb::arg("values") = "ulp", nb::arg("objective") = nb::none(), nb::arg("block_changes") = kBlockChanges,
-          nb::arg("zstd_level") = 0, nb::arg("threads") = 1,
+          nb::arg("zstd_level") = 0, nb::arg("threads") = 1, nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
           "Continues the existing log at `location` (a directory or s3://bucket/prefix; see create_log). Raises "
           "WrongBaseError unless the tensors hold its newest version. `key`: path of a signing key; "
           "`trusted_keys`: public keys as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and "
           "merged deltas are made. `objective`: what positions='auto' saves: 'size' (the default), 'speed', or the "
           "rate of the slowest link, '100Mb/s'. `block_changes`: 4096 for smaller deltas of integer tensors and other "
-          "positions than 'context', on the host only.")
+          "positions than 'context', on the host only. CUDA tensors, and `stream` and `device_timeout`: as in "
+          "Publisher; only frames come to the host.")
       .def(
           "publish",
           [](PythonLogPublisher& self, const std::string& label) {
@@ -253,8 +258,10 @@ void bind_publisher(nb::module_& m) {
                    })
       .def_prop_ro(
           "version", [](PythonLogPublisher& self) { return self.get().head().version; },
-          "State digest of the newest commit that is known to be durable.")
-      .def_prop_ro("digest", [](PythonLogPublisher& self) { return to_hex(self.get().head().digest.value); })
+          "Version of the newest commit that is known to be durable.")
+      .def_prop_ro(
+          "digest", [](PythonLogPublisher& self) { return to_hex(self.get().head().digest.value); },
+          "State digest of that commit.")
       .def_prop_ro("stream_id", [](PythonLogPublisher& self) { return to_hex(self.get().head().stream); })
       .def_prop_ro("in_flight", [](PythonLogPublisher& self) { return self.get().in_flight(); });
 }
@@ -273,14 +280,14 @@ void bind_follower(nb::module_& m) {
                                 {Py_tp_clear, reinterpret_cast<void*>(&PythonLogFollower::clear)},
                                 {0, nullptr}};
   nb::class_<PythonLogFollower>(m, "LogFollower", nb::type_slots(slots),
-                                "Live tensors in host memory that follow a delta log. Not thread-safe, except stop().")
+                                "Live tensors that follow a delta log. Not thread-safe, except stop().")
       .def(
           "__init__",
           [](PythonLogFollower* self, const PathText& location, const TensorTable& table,
              const std::vector<Memory>& tensors, const PathText& state_path, const PathText& scratch,
              const std::vector<std::string>& trusted_keys, const std::string& lease, double max_age,
              bool allow_rollback, int threads, std::uint32_t audit_versions, double audit_time, nb::object pause,
-             double timeout) {
+             double timeout, std::uintptr_t stream, double device_timeout) {
             FollowerOptions options;
             options.trust = trust_of(trusted_keys);
             options.trust.max_age = milliseconds(max_age);
@@ -291,26 +298,27 @@ void bind_follower(nb::module_& m) {
             subscribing.audit_versions = audit_versions;
             subscribing.audit_time = microseconds(audit_time);
             new (self) PythonLogFollower(location, state_path, table, tensors, scratch, subscribing, std::move(options),
-                                         milliseconds(timeout), std::move(pause));
+                                         milliseconds(timeout), std::move(pause), stream, device_timeout);
           },
           nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("state_path"),
           nb::arg("scratch"), nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("lease") = "",
           nb::arg("max_age") = 0.0, nb::arg("allow_rollback") = false, nb::arg("threads") = 1,
           nb::arg("audit_versions") = 64, nb::arg("audit_time") = 0.0, nb::arg("pause") = nb::none(),
-          nb::arg("timeout") = 120.0,
-          "`tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers the "
+          nb::arg("timeout") = 120.0, nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
+          "`tensors`: writable, parallel to the table. `state_path`: a file that remembers the "
           "versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called "
           "before each apply and `pause(False)` after it, in the thread of step(). `timeout`: seconds for one request "
-          "to a "
-          "store, with its retries. Raises IncompleteError if there"
-          " is no log yet.")
+          "to a store, with its retries. CUDA tensors, and `stream` and `device_timeout`: as in Subscriber. Raises "
+          "IncompleteError if there is no log yet.")
       .def("step", &PythonLogFollower::step, nb::arg("version") = nb::none(),
            "Advances to the current head, or to `version`; does nothing if there is nothing newer.")
       .def("stop", [](PythonLogFollower& self) { self.get().stop(); })
       .def_prop_ro(
           "version", [](PythonLogFollower& self) { return self.get().version(); },
-          "State digest of the tensors; None until the first step has found it.")
-      .def_prop_ro("digest", [](PythonLogFollower& self) { return to_hex(self.subscriber().digest().value); });
+          "Version of the tensors; None until the first step has found it.")
+      .def_prop_ro(
+          "digest", [](PythonLogFollower& self) { return to_hex(self.subscriber().digest().value); },
+          "State digest of the tensors.");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The delta log transport of a torch publisher: one rank, tensors in host memory."""
+"""The delta log transport of a torch publisher: one rank that holds its tensors whole, on the host or on a device."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ class LogEnd:
         if not _core.has_log:
             raise UnsupportedError("this build of sparsecast has no delta logs (libsodium was not found)")
         self.layout = shards.layout
-        self.order = StreamOrder(())
         self._log = log
         self._shards = shards
         whole = whole_tensors(shards, "a log")
+        self.order = StreamOrder(whole.tensors)
+        self.order.catch_up()
         self._memory = [describe(tensor) for tensor in whole.tensors]
         self._table = _core.TensorTable(whole.specs)
         chosen, masters = self._detector(detector, whole)
         if _core.log_head(log.location, list(log.trusted_keys), log.timeout) is None:
             if not log.mirror:
                 raise UsageError("a log that is to begin here needs a mirror: a path for its first anchor")
+            with self.order.behind(None):
+                on_host = [tensor.cpu() for tensor in whole.tensors]  # Once: the first anchor holds all of them.
             _core.create_log(
                 log.location,
                 self._table,
-                self._memory,
+                [describe(tensor) for tensor in on_host],
                 anchor_path=log.mirror,
                 version=version,
                 key=log.key,
@@ -61,6 +64,7 @@ class LogEnd:
             trusted_keys=list(log.trusted_keys),
             mirror=log.mirror,
             deadline=log.timeout,
+            stream=self.order.number,
             **encode,
         )
         self._version = self._publisher.version
@@ -81,11 +85,11 @@ class LogEnd:
     def publish(
         self, step: int | None, label: str, ready: torch.cuda.Event | None, weights_read: Callable[[], None]
     ) -> PublishReport:
-        del ready  # Everything is in host memory.
-        if self._fused:
-            self._shards.check()
-        else:
-            self._shards.refresh()
+        with self.order.behind(ready):
+            if self._fused:
+                self._shards.check()
+            else:
+                self._shards.refresh()
         self._publisher.publish(label or (f"step {step}" if step is not None else ""))
         weights_read()
         done = self._publisher.wait(self._log.timeout)
@@ -111,8 +115,8 @@ class LogEnd:
             master is not None and master.dtype == torch.float32 and tensor.dtype == torch.bfloat16
             for master, tensor in zip(whole.masters, whole.tensors, strict=True)
         )
-        if wanted == "pinned":
-            raise UsageError("the detector 'pinned' is for tensors on a CUDA device; a log takes host memory")
+        if wanted == "pinned" and self.order.number == 0:
+            raise UsageError("the detector 'pinned' is for tensors on a CUDA device")
         if wanted == "fused_cast" and not castable:
             raise UsageError(
                 "the detector 'fused_cast' needs fp32 parameters and wire_dtype=torch.bfloat16 for all of them"
@@ -120,5 +124,5 @@ class LogEnd:
         stays = self._shards.prepare is None and self._shards.look_again is None
         self._fused = castable and stays and wanted in ("auto", "fused_cast")
         if not self._fused:
-            return "snapshot", None
+            return ("pinned" if wanted == "pinned" else "snapshot"), None
         return "fused_cast", [describe(master) for master in whole.masters if master is not None]

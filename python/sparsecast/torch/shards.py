@@ -367,10 +367,10 @@ def shard_memory(memory: torch.Tensor, shard: Shard) -> torch.Tensor:
 
 
 def whole_tensors(shards: LocalShards, what: str) -> WholeTensors:
-    """The tensors of a rank in their canonical shapes, in host memory.
+    """The tensors of a rank in their canonical shapes.
 
-    UsageError that names the tensor, and says that ``what`` needs it so, for parts, for tensors on a device, and for
-    those of the table that the rank holds nothing of, or has twice.
+    UsageError that names the tensor, and says that ``what`` needs it so, for parts, for views, and for those of the
+    table that the rank holds nothing of, or has twice.
     """
     entries = []
     of_rank = shards.layout.ranks[0].shards
@@ -385,8 +385,6 @@ def whole_tensors(shards: LocalShards, what: str) -> WholeTensors:
             words = f"{what} needs it whole, and this rank holds {shard.box}; of a sharded trainer sparsecast.relay writes logs"
             raise UsageError(words, f"tensor '{name}'")
         tensor = shard_memory(shards.tensors[shard.local], shard)
-        if tensor.device.type != "cpu":
-            raise UsageError(f"{what} needs it in host memory, and it is on {tensor.device}", f"tensor '{name}'")
         if not tensor.is_contiguous():
             raise UsageError(f"{what} needs it contiguous", f"tensor '{name}'")
         master = shards.masters[shard.local]

@@ -246,6 +246,8 @@ class Subscriber:
                 self._load()
         finally:
             self._pause(paused)
+        if paused:
+            self._order.catch_up()  # Weights are written after earlier reads.
 
     def _follow(self, log: Log, threads: int, audit_versions: int, audit_time: float) -> None:
         if not _core.has_log:
@@ -255,6 +257,7 @@ class Subscriber:
         scratch = pathlib.Path(log.state) / "scratch"
         scratch.mkdir(parents=True, exist_ok=True)
         whole = whole_tensors(self._shards, "a log")
+        self._order = StreamOrder(whole.tensors)
         self._follower = _core.LogFollower(
             log.location,
             _core.TensorTable(whole.specs),
@@ -268,4 +271,5 @@ class Subscriber:
             audit_time=audit_time,
             pause=self._pause_follower,
             timeout=log.timeout,
+            stream=self._order.number,
         )

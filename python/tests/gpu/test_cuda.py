@@ -114,9 +114,24 @@ def test_a_torch_trainer_on_a_stream_of_its_own_reaches_engines_on_device_and_ho
     assert all(same_bits(model, engine) for engine in engines)
 
 
-def test_a_log_refuses_tensors_on_a_device_by_name(tmp_path: Any) -> None:
-    with pytest.raises(errors.UsageError, match=r"tensor '0.weight'.*host memory"):
-        Publisher(make_model(0), transport=Log(str(tmp_path / "log"), mirror=str(tmp_path / "m.safetensors")))
+@pytest.mark.parametrize("detector", ["auto", "pinned"])
+def test_a_log_is_written_from_a_device_and_followed_on_one(detector: str, tmp_path: Any) -> None:
+    log = Log(str(tmp_path / "log"), mirror=str(tmp_path / "m.safetensors"), state=str(tmp_path / "state"))
+    model, engine, late = make_model(0), make_model(0).bfloat16(), make_model(1).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    publisher = Publisher(model, optimizer, transport=log, wire_dtype=torch.bfloat16, detector=detector)
+    subscriber = Subscriber(engine, transport=log)
+    for _ in range(4):
+        train(model, optimizer)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            publisher.publish()
+        subscriber.update()
+        assert same_bits(model, engine)
+    # One that begins with other weights is seeded by the anchor.
+    follower = Subscriber(late, transport=dataclasses.replace(log, state=str(tmp_path / "late")))
+    follower.update()
+    assert same_bits(model, late)
+    publisher.close()
 
 
 @pytest.mark.parametrize("shape", [(300, 517), (300, 512), (2, 64, 256)])

@@ -11,6 +11,7 @@
 #include "core/file_tree.hpp"
 #include "core/tensor_view.hpp"
 #include "log/follower/checkpoint_place.hpp"
+#include "memory/memory_backend.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/log_follower.hpp"
 
@@ -21,21 +22,17 @@ constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
 
 class SubscriberTarget : public FollowerTarget {
  public:
-  SubscriberTarget(Subscriber& subscriber, std::shared_ptr<const TensorTable> table, const std::vector<TensorRef>& live,
-                   FileSystem& fs, std::string scratch, std::function<void(bool)> pause)
+  SubscriberTarget(Subscriber& subscriber, std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
+                   FileSystem& fs, std::string scratch, std::function<void(bool)> pause, const DeviceOptions& device)
       : subscriber_(subscriber),
         table_(std::move(table)),
+        live_(std::move(live)),
         fs_(fs),
         scratch_(std::move(scratch)),
         pause_(std::move(pause)) {
     if (!table_) throw Error(ErrorCode::kUsage, "a target needs the tensor table");
-    const auto places = place_tensors(*table_, live, "live");
-    for (std::size_t t = 0; t < places.size(); ++t) {
-      if (places[t].view != nullptr) {
-        throw Error(ErrorCode::kUnsupported, "an anchor is written to contiguous tensors only", (*table_)[t].name);
-      }
-      live_.emplace_back(places[t].data, static_cast<std::size_t>((*table_)[t].bytes()));
-    }
+    check_refs(*table_, live_, "live");
+    memory_ = memory_at(place_of(*table_, live_, "live", device), device);
   }
 
   std::string scratch_directory() override { return scratch_; }
@@ -113,11 +110,18 @@ class SubscriberTarget : public FollowerTarget {
 
   void overwrite(const CheckpointStore& store) {
     try {
+      const std::unique_ptr<RegionWriter> writer = memory_->make_writer(*table_, live_);
+      Bytes window(static_cast<std::size_t>(std::min(kWindowBytes, table_->bytes())));
       for (std::size_t t = 0; t < live_.size(); ++t) {
-        for (std::uint64_t at = 0; at < live_[t].size(); at += kWindowBytes) {
-          store.read(t, at, live_[t].subspan(at, std::min<std::uint64_t>(kWindowBytes, live_[t].size() - at)));
+        const std::uint64_t bytes = (*table_)[t].bytes();
+        for (std::uint64_t at = 0; at < bytes; at += window.size()) {
+          const MutableBytes part =
+              MutableBytes(window).first(static_cast<std::size_t>(std::min<std::uint64_t>(window.size(), bytes - at)));
+          store.read(t, at, part);
+          writer->write(t, at / element_size((*table_)[t].dtype), part);
         }
       }
+      writer->finish();
     } catch (const Error&) {
       mark_if_changed();
       throw;
@@ -142,7 +146,8 @@ class SubscriberTarget : public FollowerTarget {
 
   Subscriber& subscriber_;
   std::shared_ptr<const TensorTable> table_;
-  std::vector<MutableBytes> live_;
+  std::vector<TensorRef> live_;
+  std::shared_ptr<MemoryBackend> memory_;
   FileSystem& fs_;
   std::string scratch_;
   std::function<void(bool)> pause_;
@@ -152,8 +157,9 @@ class SubscriberTarget : public FollowerTarget {
 
 std::unique_ptr<FollowerTarget> make_subscriber_target(Subscriber& subscriber, std::shared_ptr<const TensorTable> table,
                                                        const std::vector<TensorRef>& live, FileSystem& fs,
-                                                       const std::string& scratch, std::function<void(bool)> pause) {
-  return std::make_unique<SubscriberTarget>(subscriber, std::move(table), live, fs, scratch, std::move(pause));
+                                                       const std::string& scratch, std::function<void(bool)> pause,
+                                                       const DeviceOptions& device) {
+  return std::make_unique<SubscriberTarget>(subscriber, std::move(table), live, fs, scratch, std::move(pause), device);
 }
 
 }  // namespace sparsecast

@@ -21,6 +21,7 @@
 #include "core/interrupt.hpp"
 #include "core/process_mark.hpp"
 #include "log/publisher/log_maintenance.hpp"
+#include "memory/publisher_backend.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -32,14 +33,13 @@ double seconds_since(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
 }
 
-StateDigest base_digest(const TensorTable& table, const Detector& any, int threads) {
-  const auto* const detector = dynamic_cast<const TileDetector*>(&any);
-  if (detector == nullptr) {
-    throw Error(ErrorCode::kUnsupported, "a publisher to a log takes tensors in host memory");
-  }
-  std::vector<TensorRef> tensors(detector->snapshot().begin(), detector->snapshot().end());
-  for (std::size_t t = tensors.size(); t < table.size(); ++t) tensors.push_back(detector->current(t));
-  return sum(digest_tensors(table, tensors, threads));
+/// Returns the digest of what the detector takes for the receivers' bits.
+StateDigest base_digest(const std::shared_ptr<const TensorTable>& table, Detector& detector,
+                        const EncodeOptions& encode) {
+  const JoinedTables tables(table);
+  return detector.make_backend(tables, with_positions_decided(encode, *table, detector.has_all_old()))
+      ->digests()
+      .front();
 }
 
 LogTrust of_any_age(LogTrust trust) {
@@ -118,13 +118,14 @@ struct LogPublisher::State {
 };
 
 void LogPublisher::State::begin(std::unique_ptr<Detector> detector, const EncodeOptions& encode) {
-  const StateDigest digest = base_digest(*table, *detector, encode.threads);
-  durable = writer.take_over(table, digest);
+  if (detector == nullptr) throw Error(ErrorCode::kUsage, "a publisher needs a detector");
   PublisherOptions numbered;
-  numbered.stream = durable.stream;
-  numbered.version = durable.version;
   numbered.encode = encode;
   if (!encode.objective) numbered.encode.objective = Objective::size();
+  const StateDigest digest = base_digest(table, *detector, numbered.encode);
+  durable = writer.take_over(table, digest);
+  numbered.stream = durable.stream;
+  numbered.version = durable.version;
   publisher = std::make_unique<Publisher>(table, std::move(detector), numbered, digest);
 }
 
@@ -280,11 +281,11 @@ LogPublisher::State& LogPublisher::here() const {
   return *state_;
 }
 
-std::uint64_t LogPublisher::publish(const std::string& label) {
+std::uint64_t LogPublisher::publish(const std::string& label, CUevent_st* weights_ready) {
   State& state = here();
   state.settle(steady_clock::now() + state.options.deadline);
   const steady_clock::time_point start = steady_clock::now();
-  const Delta& delta = state.publisher->publish();
+  const Delta& delta = state.publisher->publish(weights_ready);
   {
     const std::lock_guard lock(state.mutex);
     state.delta = &delta;

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// A delta log between devices, emulated or real: a trainer writes it from device memory, an engine follows it in device
+// memory.
+
+#ifdef SPARSECAST_HAVE_LOG
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "cuda/device_access.hpp"
+#include "sparsecast/log_follower.hpp"
+#include "sparsecast/log_publisher.hpp"
+#include "sparsecast/safetensors.hpp"
+#include "support/detectors.hpp"
+#include "support/expect_error.hpp"
+#include "support/fault_fs.hpp"
+#include "support/memory_store.hpp"
+#include "support/safetensors_bytes.hpp"
+#include "support/training_model.hpp"
+
+namespace sparsecast::test {
+namespace {
+
+constexpr std::chrono::milliseconds kLong{30'000};
+
+StateDigest digest_of(const TrainingModel& model) {
+  return sum(digest_tensors(*model.table(), refs_to(*model.table(), model.live())));
+}
+
+/// Tensors of the table in memory that host and device reach; `gap` elements lie between two of a tensor's.
+class DeviceTensors {
+ public:
+  explicit DeviceTensors(const TensorTable& table, std::size_t gap = 0) : table_(table), step_(gap + 1) {
+    for (const TensorSpec& spec : table) memory_.emplace_back(allocate_shared(spec.bytes() * step_));
+  }
+
+  void write(const Storage& from) {
+    for_each_element([&](std::size_t t, std::size_t to, std::size_t at, std::size_t bytes) {
+      std::memcpy(memory_[t].get() + to, from[t].data() + at, bytes);
+    });
+  }
+  Storage read() const {
+    Storage out;
+    for (const TensorSpec& spec : table_) out.emplace_back(spec.bytes());
+    for_each_element([&](std::size_t t, std::size_t from, std::size_t at, std::size_t bytes) {
+      std::memcpy(out[t].data() + at, memory_[t].get() + from, bytes);
+    });
+    return out;
+  }
+  std::vector<TensorRef> refs() const {
+    std::vector<TensorRef> refs;
+    for (std::size_t t = 0; t < table_.size(); ++t) {
+      TensorRef& ref = refs.emplace_back(ref_to(table_[t], memory_[t].get(), 0));
+      if (step_ == 1) continue;
+      std::int64_t stride = static_cast<std::int64_t>(step_);
+      ref.strides.resize(ref.shape.size());
+      for (std::size_t d = ref.shape.size(); d-- > 0;) {
+        ref.strides[d] = stride;
+        stride *= static_cast<std::int64_t>(ref.shape[d]);
+      }
+    }
+    return refs;
+  }
+
+ private:
+  template <class Visit>
+  void for_each_element(const Visit& visit) const {
+    for (std::size_t t = 0; t < table_.size(); ++t) {
+      const std::size_t size = element_size(table_[t].dtype);
+      for (std::size_t at = 0; at < table_[t].bytes(); at += size) visit(t, at * step_, at, size);
+    }
+  }
+
+  const TensorTable& table_;
+  std::size_t step_;
+  std::vector<SharedBytes> memory_;
+};
+
+class DeviceLog : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (!device_present()) GTEST_SKIP() << "no device answers";
+    fs_.make_directory("scratch");
+    live_.write(model_.weights());
+    LogReader reader(store_);
+    LogWriter writer(reader, {});
+    LogCreation creation;
+    creation.table = model_.table();
+    creation.digest = digest_of(model_);
+    writer.create(creation);
+    write_anchor(writer, 0);
+    states_[0] = model_.weights();
+  }
+
+  void write_anchor(LogWriter& writer, std::uint64_t version) {
+    std::string data;
+    for (const auto& bits : model_.weights()) data.append(reinterpret_cast<const char*>(bits.data()), bits.size());
+    const Bytes file = safetensors_file(std::vector<TensorSpec>(model_.table()->begin(), model_.table()->end()), data);
+    fs_.put_file("model.safetensors", {reinterpret_cast<const char*>(file.data()), file.size()});
+    writer.write_anchor(fs_, "model.safetensors", version);
+  }
+
+  std::unique_ptr<LogPublisher> publisher() {
+    DetectorOptions detection;
+    detection.pinned = GetParam();
+    detection.device.device = 0;
+    LogPublisherOptions options;
+    options.deadline = kLong;
+    return std::make_unique<LogPublisher>(store_, fs_, LogTrust{}, model_.table(),
+                                          make_detector(model_.table(), live_.refs(), detection), options);
+  }
+
+  /// An engine that holds `weights`, and follows.
+  struct Engine {
+    Engine(DeviceLog& log, const Storage& weights, std::size_t gap, const std::string& state)
+        : tensors(*log.model_.table(), gap) {
+      tensors.write(weights);
+      SubscriberOptions options;
+      options.stream = LogReader(log.store_).head()->stream;
+      subscriber.emplace(log.model_.table(), tensors.refs(), options);
+      follower.emplace(log.store_, log.fs_, state,
+                       make_subscriber_target(*subscriber, log.model_.table(), tensors.refs(), log.fs_, "scratch",
+                                              [this](bool paused) { pauses += paused ? 1 : 0; }),
+                       FollowerOptions{});
+    }
+    DeviceTensors tensors;
+    int pauses = 0;
+    std::optional<Subscriber> subscriber;
+    std::optional<LogFollower> follower;
+  };
+
+  FaultFileSystem fs_;
+  std::shared_ptr<MemoryStore> store_ = std::make_shared<MemoryStore>();
+  TrainingModel model_{run_seed(), 6};
+  DeviceTensors live_{*model_.table()};
+  std::map<std::uint64_t, Storage> states_;
+};
+
+TEST_P(DeviceLog, AnEngineHasTheTrainersBytesAtEveryVersion) {
+  SCOPED_TRACE(seed_note());
+  Engine engine(*this, model_.weights(), 0, "state");
+  const auto publisher = this->publisher();
+  for (int step = 0; step < 5; ++step) {
+    model_.train(1e-3F);
+    live_.write(model_.weights());
+    const std::uint64_t version = publisher->publish("step");
+    const Publication done = publisher->wait(kLong);
+    EXPECT_EQ(done.commit.digest, digest_of(model_));
+    EXPECT_EQ(engine.follower->step({}).version, version);
+    EXPECT_EQ(engine.tensors.read(), model_.weights());
+    EXPECT_EQ(engine.subscriber->digest(), done.commit.digest);
+  }
+  EXPECT_EQ(engine.pauses, 5);
+}
+
+TEST_P(DeviceLog, DeltasAreAsSmallAsThoseOfTheHost) {
+  SCOPED_TRACE(seed_note());
+  const auto other = std::make_shared<MemoryStore>();
+  LogReader reader(other);
+  LogWriter writer(reader, {});
+  LogCreation creation;
+  creation.table = model_.table();
+  creation.digest = digest_of(model_);
+  writer.create(creation);
+  LogPublisherOptions options;
+  options.deadline = kLong;
+  LogPublisher on_host(other, fs_, {}, model_.table(), host_snapshot(*model_.table(), model_.live()), options);
+  const auto on_device = publisher();
+  for (int step = 0; step < 3; ++step) {
+    model_.train(1e-3F);
+    live_.write(model_.weights());
+    on_host.publish();
+    on_device->publish();
+    EXPECT_EQ(on_device->wait(kLong).commit.delta_bytes, on_host.wait(kLong).commit.delta_bytes);
+    EXPECT_EQ(on_device->wait(kLong).commit.changed, on_host.wait(kLong).commit.changed);
+  }
+}
+
+TEST_P(DeviceLog, AnEngineThatHoldsSomethingElseIsSeededByTheAnchorAlsoInViews) {
+  SCOPED_TRACE(seed_note());
+  const auto publisher = this->publisher();
+  for (int step = 0; step < 3; ++step) {
+    model_.train(1e-3F);
+    live_.write(model_.weights());
+    publisher->publish();
+    publisher->wait(kLong);
+  }
+  for (const std::size_t gap : {0U, 1U}) {
+    Storage other = model_.weights();
+    other[0][0] ^= std::byte{1};
+    Engine engine(*this, other, gap, "state" + std::to_string(gap));
+    const FollowReport report = engine.follower->step({});
+    EXPECT_TRUE(report.reseeded);
+    EXPECT_EQ(report.version, publisher->head().version);
+    EXPECT_EQ(engine.tensors.read(), model_.weights());
+    EXPECT_NO_THROW(engine.subscriber->audit());
+  }
+}
+
+TEST_P(DeviceLog, ATrainerWithOtherWeightsIsRefused) {
+  model_.train(1e-3F);
+  live_.write(model_.weights());
+  expect_error(ErrorCode::kWrongBase, [&] { publisher(); }, {});
+}
+
+#if defined(SPARSECAST_CUDA_EMULATION)
+
+TEST_P(DeviceLog, OnlyFramesComeToTheHost) {
+  if (GetParam()) GTEST_SKIP() << "its snapshot is on the host";
+  const auto publisher = this->publisher();
+  model_.train();
+  live_.write(model_.weights());
+  const emulation::RuntimeCounts before = emulation::thread_counts();
+  publisher->publish();
+  const Publication done = publisher->wait(kLong);
+  EXPECT_LT(emulation::thread_counts().since(before).bus_bytes, 4 * done.commit.delta_bytes + 4096);
+}
+
+#endif
+
+INSTANTIATE_TEST_SUITE_P(Snapshot, DeviceLog, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "pinned" : "onDevice"; });
+
+}  // namespace
+}  // namespace sparsecast::test
+
+#endif
