@@ -71,7 +71,7 @@ function(sparsecast_join_sources target)
       /cuda_device_api /nccl_library /device_weights /synthetic /doctor_machine
       # Their private names, or headers, clash with those of a neighbour.
       /layout/expert_rules /layout/mesh_map
-      /plan/plan_gantt /codec_bench/summary /sparsecast_perf/mpi_group /src/sharded /src/sync
+      /codec_bench/summary /sparsecast_perf/mpi_group /src/sharded /src/sync
       /support/random_layouts /core/safetensors_[a-z]+_test /core/tensor_table_test /interop/[a-z_]+_test /fanout/routes_test
       /layout/trainer_cuts_test /log/follower_trust_test /store/store_contract_test /log/log_publisher_test /sharded/[a-z_]+_test
       /cuda/c_buffer_test /cuda/device_sync_test /cuda/device_encoder_test /cuda/device_views_test /cuda/nan_masked_test /cuda_emulation/[a-z_]+

@@ -8,10 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "tests/tools/markup.hpp"
 #include "tests/tools/tool_fixture.hpp"
 #include "tools/log/log_open.hpp"
-#include "tools/log/log_survey.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -19,7 +17,6 @@ namespace {
 using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::Not;
 
 class LogCommands : public ToolTest {
  protected:
@@ -301,7 +298,7 @@ TEST_F(LogCommands, FollowEndsGoodOnASignal) {
   EXPECT_EQ(version, 2U);
 }
 
-TEST_F(LogCommands, StatusShowsTheLogInWordsAsJsonAndAsAPage) {
+TEST_F(LogCommands, StatusShowsTheLogInWordsAndAsJson) {
   make_log(5);
   ASSERT_EQ(log_command({"compact", log(), "--scratch", folder_.string(), "--mirror", path("mirror")}).code, kExitGood);
   ASSERT_EQ(pull("copy", {"--version", "2", "--lease", "<engine>"}).code, kExitUsage) << "no name of a lease";
@@ -316,13 +313,18 @@ TEST_F(LogCommands, StatusShowsTheLogInWordsAsJsonAndAsAPage) {
   EXPECT_EQ(status["lease_rows"][0]["behind"], 3);
   EXPECT_EQ(status["merged_rows"][0]["to"], 4);
   EXPECT_EQ(status["deltas"]["objects"], 5);
-  ASSERT_EQ(log_command({"status", log(), "--html", path("page.html")}).code, kExitGood);
-  const Bytes page = read_bytes(fs_, path("page.html"));
-  const std::string markup(reinterpret_cast<const char*>(page.data()), page.size());
-  EXPECT_EQ(malformed(markup), "");
-  EXPECT_THAT(markup, AllOf(HasSubstr("Density by layer"), HasSubstr("engine-1"), Not(HasSubstr("<script"))));
-  EXPECT_FALSE(exists("page.html.scratch"));
-  EXPECT_EQ(log_command({"status", log(), "--html", weights(0)}).code, kExitUsage) << "overwrote a checkpoint";
+  EXPECT_EQ(status["anchor_rows"][0]["version"], 0);
+  EXPECT_GT(status["anchor_rows"][0]["bytes"], 0);
+  std::uint64_t bytes = 0;
+  const json whole = json::parse(log_command({"status", log(), "--json"}).out);
+  ASSERT_EQ(whole["version_rows"].size(), 6U);
+  EXPECT_EQ(whole["version_rows"][0]["kind"], "genesis");
+  for (const json& row : whole["version_rows"]) {
+    bytes += row["delta_bytes"].get<std::uint64_t>();
+    EXPECT_DOUBLE_EQ(row["density"], row["changed"].get<double>() / whole["elements"].get<double>());
+    EXPECT_EQ(row["kind"] == "delta", row["density"] > 0) << row;
+  }
+  EXPECT_EQ(bytes, whole["deltas"]["bytes"]);
 }
 
 TEST_F(LogCommands, WrongUseIsSaidSo) {
@@ -352,17 +354,6 @@ TEST(Durations, AreReadAndWritten) {
   EXPECT_EQ(human_duration(milliseconds(12'300)), "12 s");
   EXPECT_EQ(human_duration(milliseconds(7'200'000)), "2.0 h");
   EXPECT_EQ(human_duration(milliseconds(-5'000)), "-5 s");
-}
-
-TEST(Layers, AreTheFirstNumberOfAName) {
-  EXPECT_EQ(layer_of("model.layers.12.self_attn.q_proj.weight"), "layers.12");
-  EXPECT_EQ(layer_of("model.embed_tokens.weight"), "embed_tokens");
-  EXPECT_EQ(layer_of("lm_head.weight"), "lm_head");
-  EXPECT_EQ(layer_of("weight"), "weight");
-  EXPECT_TRUE(natural_less("layers.2", "layers.10"));
-  EXPECT_FALSE(natural_less("layers.10", "layers.2"));
-  EXPECT_FALSE(natural_less("layers.2", "layers.2"));
-  EXPECT_TRUE(natural_less("layers", "layers.2"));
 }
 
 }  // namespace

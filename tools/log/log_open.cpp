@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/log/log_open.hpp"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include "tools/common/parser.hpp"
 
@@ -101,11 +100,6 @@ std::string human_duration(std::chrono::milliseconds duration) {
   if (seconds < 99.5 * 60) return fmt::format("{}{:.0f} min", sign, seconds / 60);
   if (seconds < 47.5 * 3600) return fmt::format("{}{:.1f} h", sign, seconds / 3600);
   return fmt::format("{}{:.1f} d", sign, seconds / 86400);
-}
-
-std::string human_moment(std::chrono::milliseconds since_1970) {
-  const std::time_t seconds = since_1970.count() / 1000;
-  return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(seconds));
 }
 
 const char* to_string(CommitKind kind) {

@@ -51,8 +51,6 @@ std::chrono::milliseconds parse_duration(const std::string& text);
 void add_duration(Parser& parser, const std::string& name, std::string& value, const std::string& help);
 /// Returns a rounded duration: "12 s", "3 min", "5.2 h", "3 d".
 std::string human_duration(std::chrono::milliseconds duration);
-/// Returns a time in UTC: "2026-11-21 22:36:04 UTC".
-std::string human_moment(std::chrono::milliseconds since_1970);
 
 const char* to_string(CommitKind kind);
 

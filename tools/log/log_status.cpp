@@ -2,35 +2,22 @@
 
 // sparsecast log status: summarises a log.
 
-#include <fmt/format.h>
-
-#include "core/file_tree.hpp"
 #include "tools/common/options.hpp"
-#include "tools/common/page.hpp"
-#include "tools/common/progress.hpp"
 #include "tools/log/log_commands.hpp"
-#include "tools/log/log_picture.hpp"
+#include "tools/log/log_forms.hpp"
 
 namespace sparsecast::tools {
 namespace {
 
 struct StatusFlags {
   LogFlags log;
-  std::string html;
   std::uint64_t versions = 256;
   bool json = false;
 };
 
 int run_status(Console& console, const StatusFlags& flags) {
-  if (!flags.html.empty()) require_page(console.fs, flags.html);
   OpenLog log(console.fs, flags.log);
   const LogSurvey survey = survey_log(log, flags.versions);
-  if (!flags.html.empty()) {
-    ProgressBar bar(console);
-    const TemporaryDirectory scratch(console.fs, temporary_name(console.fs, flags.html));
-    const LayerHeat heat = survey_layers(console.fs, log, survey, scratch.path(), bar.callback());
-    write_page(console.fs, flags.html, status_html(survey, heat));
-  }
   if (flags.json) {
     console.out << status_json(survey).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
   } else {
@@ -49,17 +36,12 @@ AddedCommand add_log_status(Parser& log, Console& console) {
       ->check(Condition::range(1, 1'000'000))
       ->capture_default_str()
       ->type_name("N");
-  parser
-      ->add_option("--html", flags->html,
-                   "Write a page with charts, and a map of density by layer and version, for which the deltas "
-                   "themselves are read; an older page there is replaced")
-      ->type_name("FILE");
   add_json(*parser, flags->json);
   parser->footer(
       "Reads records and lists objects; nothing is written to the log.\n\n"
       "Examples:\n"
       "  sparsecast log status /shared/log\n"
-      "  sparsecast log status s3://bucket/run-7 --html log.html --versions 500");
+      "  sparsecast log status s3://bucket/run-7 --versions 500 --json > log.json");
   return {parser, [flags, &console] { return run_status(console, *flags); }};
 }
 

@@ -3,12 +3,10 @@
 
 // Reads from a log what `sparsecast log status` and `log verify` print.
 
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint_store.hpp"
 #include "tools/log/log_open.hpp"
 
 namespace sparsecast::tools {
@@ -45,22 +43,5 @@ std::vector<LogCommit> read_commits(LogReader& reader, std::uint64_t first, std:
 
 /// Surveys a log and its newest `most` versions, at least 1.
 LogSurvey survey_log(OpenLog& log, std::uint64_t most);
-
-/// Number of changed elements by layer and version, read from the deltas themselves.
-struct LayerHeat {
-  std::vector<std::string> layers;
-  std::vector<std::uint64_t> elements;              ///< Number of elements of each layer.
-  std::vector<std::vector<std::uint64_t>> changed;  ///< [layer][index into LogSurvey::versions]
-};
-
-/// Reads and verifies the deltas of all versions of the survey, one at a time, as files in `scratch`.
-LayerHeat survey_layers(FileSystem& fs, OpenLog& log, const LogSurvey& survey, const std::string& scratch,
-                        const Progress& progress);
-
-/// Returns the layer of a tensor: its name without "model." up to the first number, such as "layers.12"; without a
-/// number, the name without its last component, such as "embed_tokens".
-std::string layer_of(const std::string& tensor);
-/// Orders names, with the numbers in them by value.
-bool natural_less(const std::string& a, const std::string& b);
 
 }  // namespace sparsecast::tools

@@ -7,9 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 
 #include "tools/common/report.hpp"
-#include "tools/log/log_picture.hpp"
+#include "tools/log/log_forms.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -17,6 +18,36 @@ namespace {
 constexpr std::uint64_t kPlotColumns = 64;
 constexpr std::size_t kWidestColumn = 4;  ///< Characters.
 constexpr std::size_t kNameColumns = 10;
+
+/// Distributes versions over columns: equal numbers of versions in a column if there are more versions than columns.
+struct VersionColumns {
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+  std::uint64_t group = 1;  ///< Number of versions in a column.
+
+  VersionColumns(const LogSurvey& survey, std::uint64_t most)
+      : first(survey.versions.front().version), last(survey.versions.back().version) {
+    group = (last - first) / most + 1;
+  }
+  std::size_t size() const { return static_cast<std::size_t>((last - first) / group + 1); }
+  std::size_t column_of(std::uint64_t version) const {
+    return static_cast<std::size_t>((std::min(std::max(version, first), last) - first) / group);
+  }
+  /// Returns, for each column, the changed share of all elements over its versions that have a delta; negative if none
+  /// has.
+  std::vector<double> densities(const LogSurvey& survey) const {
+    std::vector<double> sums(size(), 0);
+    std::vector<double> counts(size(), 0);
+    for (const LogCommit& commit : survey.versions) {
+      const std::optional<double> density = density_of(commit);
+      if (!density) continue;
+      sums[column_of(commit.version)] += *density;
+      counts[column_of(commit.version)] += 1;
+    }
+    for (std::size_t c = 0; c < sums.size(); ++c) sums[c] = counts[c] == 0 ? -1 : sums[c] / counts[c];
+    return sums;
+  }
+};
 
 /// A row of characters, each of one or more bytes.
 class PlotLine {
@@ -164,6 +195,22 @@ std::int64_t lag(const LogSurvey& survey, const LogLease& lease) {
   return static_cast<std::int64_t>(survey.head.version) - static_cast<std::int64_t>(lease.version);
 }
 
+/// Returns "unsigned", or the keys that may sign.
+std::string signers_in_words(const LogSurvey& survey) {
+  std::string text;
+  for (const PublicKey& key : survey.head.keys) text += (text.empty() ? "" : ", ") + to_string(key);
+  return text.empty() ? "unsigned: whoever can write here is believed" : text;
+}
+
+/// Returns the spans of the merged deltas with their numbers: "4 (3), 16 (1)".
+std::string spans_in_words(const LogSurvey& survey) {
+  std::map<std::uint64_t, std::size_t> count;
+  for (const DeltaRef& merged : survey.merged) ++count[merged.to - merged.from];
+  std::string text;
+  for (const auto& [span, number] : count) text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", span, number);
+  return text;
+}
+
 void print_leases(const LogSurvey& survey, std::ostream& out) {
   out << '\n';
   if (survey.leases.empty()) {
@@ -180,44 +227,6 @@ void print_leases(const LogSurvey& survey, std::ostream& out) {
 }
 
 }  // namespace
-
-VersionColumns::VersionColumns(const LogSurvey& survey, std::uint64_t most)
-    : first(survey.versions.front().version), last(survey.versions.back().version) {
-  group = (last - first) / most + 1;
-}
-
-std::string VersionColumns::name(std::size_t column) const {
-  const std::uint64_t begin = first + column * group;
-  const std::uint64_t end = std::min(last, begin + group - 1);
-  return begin == end ? std::to_string(begin) : fmt::format("{} to {}", begin, end);
-}
-
-std::vector<double> VersionColumns::densities(const LogSurvey& survey) const {
-  std::vector<double> sums(size(), 0);
-  std::vector<double> counts(size(), 0);
-  for (const LogCommit& commit : survey.versions) {
-    const std::optional<double> density = density_of(commit);
-    if (!density) continue;
-    sums[column_of(commit.version)] += *density;
-    counts[column_of(commit.version)] += 1;
-  }
-  for (std::size_t c = 0; c < sums.size(); ++c) sums[c] = counts[c] == 0 ? -1 : sums[c] / counts[c];
-  return sums;
-}
-
-std::string signers_in_words(const LogSurvey& survey) {
-  std::string text;
-  for (const PublicKey& key : survey.head.keys) text += (text.empty() ? "" : ", ") + to_string(key);
-  return text.empty() ? "unsigned: whoever can write here is believed" : text;
-}
-
-std::string spans_in_words(const LogSurvey& survey) {
-  std::map<std::uint64_t, std::size_t> count;
-  for (const DeltaRef& merged : survey.merged) ++count[merged.to - merged.from];
-  std::string text;
-  for (const auto& [span, number] : count) text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", span, number);
-  return text;
-}
 
 void print_status(const LogSurvey& survey, bool unicode, std::ostream& out) {
   const LogCommit& head = survey.head;

@@ -5,7 +5,6 @@
 #include "sparsecast/error.hpp"
 #include "tools/common/commands.hpp"
 #include "tools/common/options.hpp"
-#include "tools/common/page.hpp"
 #include "tools/common/report.hpp"
 #include "tools/plan/plan_forms.hpp"
 #include "tools/plan/plan_published.hpp"
@@ -16,7 +15,6 @@ namespace {
 struct PlanFlags {
   PlanRequest request;
   std::string study;  ///< Folder of layout files, or empty.
-  std::string html;
   Every every;
   bool json = false;
 };
@@ -29,8 +27,8 @@ void print_json(const nlohmann::ordered_json& json, std::ostream& out) {
 void require_study_alone(const PlanFlags& flags) {
   const PlanRequest none;
   const PlanRequest& request = flags.request;
-  if (request.trainer_file.empty() && flags.html.empty() && !flags.every.group && !flags.every.rank &&
-      request.engines == none.engines && request.scale_down == none.scale_down && request.options.unsent.empty() &&
+  if (request.trainer_file.empty() && !flags.every.group && !flags.every.rank && request.engines == none.engines &&
+      request.scale_down == none.scale_down && request.options.unsent.empty() &&
       request.options.max_groups_per_rank == none.options.max_groups_per_rank &&
       request.density_percent == none.density_percent && request.bytes_per_change == none.bytes_per_change) {
     return;
@@ -55,9 +53,7 @@ int run_plan(Console& console, const PlanFlags& flags) {
   if (flags.request.engine_file.empty()) {
     throw Error(ErrorCode::kUsage, "layout files of a trainer and an engine are needed: TRAINER ENGINE", "plan");
   }
-  if (!flags.html.empty()) require_page(console.fs, flags.html);
   const PlanStudy study = study_plan(console.fs, flags.request);
-  if (!flags.html.empty()) write_page(console.fs, flags.html, plan_html(study));
   if (flags.json) {
     print_json(plan_json(study), console.out);
   } else {
@@ -128,8 +124,6 @@ AddedCommand add_plan(Parser& app, Console& console) {
   parser->add_renamed("--channels", "--groups");
   parser->add_flag("--groups", flags->every.group, "Print a row for every group, however many there are");
   parser->add_flag("--ranks", flags->every.rank, "Print bytes and memory of every rank");
-  parser->add_option("--html", flags->html, "Write a picture, one page; an older page there is replaced")
-      ->type_name("FILE");
   parser
       ->add_option("--study", flags->study,
                    "Instead of TRAINER and ENGINE: predict transfers that others have published, then syncs by the "
@@ -142,7 +136,7 @@ AddedCommand add_plan(Parser& app, Console& console) {
       "Times are a prediction from the given links and from what is known of the work of ranks.\n\n"
       "Examples:\n"
       "  sparsecast plan layouts/qwen2.5-7b.fsdp2-dp8.json layouts/qwen2.5-7b.vllm-tp4.json --engines 2\n"
-      "  sparsecast plan trainer.json engine.json --bandwidth 25 --html plan.html\n"
+      "  sparsecast plan trainer.json engine.json --bandwidth 25 --json > plan.json\n"
       "  sparsecast plan --study layouts");
   return {parser, [flags, &console] { return run_plan(console, *flags); }};
 }

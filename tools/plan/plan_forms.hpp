@@ -25,9 +25,6 @@ nlohmann::ordered_json plan_json(const PlanStudy& study);
 /// Returns the seconds of each phase, keyed by its name for machines.
 nlohmann::ordered_json phases_json(const PhaseTimes& phases);
 
-/// Returns one self-contained page without scripts; also well-formed XML.
-std::string plan_html(const PlanStudy& study);
-
 /// Returns the assumed size of a delta in words: "1 % of the elements change, 1.3 bytes each".
 std::string density_words(const PlanRequest& request);
 /// Returns the assumed links in words: "50 GB/s between nodes, 400 GB/s in a node, 50 us a transfer".

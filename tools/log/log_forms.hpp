@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Output formats of `sparsecast log status`.
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string>
+
+#include "tools/log/log_survey.hpp"
+
+namespace sparsecast::tools {
+
+/// Prints a summary with a picture 64 columns wide. With `unicode` it uses block and line characters, otherwise ASCII.
+void print_status(const LogSurvey& survey, bool unicode, std::ostream& out);
+
+/// Returns the JSON object whose keys docs/cli.md lists.
+nlohmann::ordered_json status_json(const LogSurvey& survey);
+
+}  // namespace sparsecast::tools
