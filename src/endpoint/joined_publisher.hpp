@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "memory/publisher_backend.hpp"
+#include "sparsecast/publisher.hpp"
 
 namespace sparsecast {
 

@@ -70,6 +70,8 @@ ShardedGroup::ShardedGroup(const Roles& roles, std::shared_ptr<ControlChannel> c
   });
 }
 
+ShardedGroup::~ShardedGroup() = default;
+
 void ShardedGroup::form(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
                         std::chrono::milliseconds timeout) {
   std::vector<GroupPlace*> places;

@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 
 #include "support/expect_error.hpp"
+#include "support/expected_leak.hpp"
 #include "support/fake_groups.hpp"
 #include "tests/cuda/sharded_scene.hpp"
 #include "transport/tcp/meeting.hpp"
@@ -304,6 +305,7 @@ TEST(FrameRoundFaults, AfterAnAbortThatDoesNotComeBackNoDeviceMemoryIsFreed) {
   int staging = 0;
   meeting.run([&](const std::shared_ptr<Rendezvous>& channel) {
     const int r = channel->rank();
+    const ExpectedLeak of_what_is_at_work;
     std::optional<WideRank> rank(std::in_place, wide, 1, r);
     rank->regroup(channel, fake.open(r));
     rank->train(1);

@@ -221,7 +221,7 @@ TEST_P(DeviceLog, OnlyFramesComeToTheHost) {
 #endif
 
 INSTANTIATE_TEST_SUITE_P(Snapshot, DeviceLog, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "pinned" : "onDevice"; });
+                         [](const auto& made) { return made.param ? "pinned" : "onDevice"; });
 
 }  // namespace
 }  // namespace sparsecast::test

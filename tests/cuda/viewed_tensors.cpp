@@ -2,6 +2,7 @@
 #include "cuda/viewed_tensors.hpp"
 
 #include "core/digest_common.hpp"
+#include "core/word.hpp"
 
 namespace sparsecast::test {
 namespace {

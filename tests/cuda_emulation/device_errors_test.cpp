@@ -15,6 +15,7 @@
 #include "sparsecast/subscriber.hpp"
 #include "support/detectors.hpp"
 #include "support/expect_error.hpp"
+#include "support/expected_leak.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -46,6 +47,7 @@ TEST(StickyErrors, AreOfThisOrAnEarlierKernel) {
 }
 
 TEST(StickyErrors, OfAnotherLibraryEndAPublisherAndASubscriberWithThatReason) {
+  const ExpectedLeak of_a_broken_device;
   const auto table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"t", DType::kBF16, {40'000}}});
   std::vector<std::byte> weights(table->bytes());
   std::vector<std::byte> held(table->bytes());

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "cuda/device_access.hpp"
+#include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
 #include "support/detectors.hpp"
 #include "support/expect_error.hpp"
