@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 import torch
 
 from sparsecast.buffers import bits_of
-from sparsecast.engines.loader_trace import trace_loader
-from sparsecast.engines.recompute import Recomputation, loader_steps
+from sparsecast.engines.refresh.recompute import Recomputation, loader_steps
+from sparsecast.engines.trace.loader import trace_loader
 
 ROWS, COLUMNS = 2048, 4096
 

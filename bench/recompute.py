@@ -39,7 +39,7 @@ import vllm_gpu_kernels
 from vllm.config import set_current_vllm_config
 
 from sparsecast.buffers import dtype_name
-from sparsecast.engines._vllm_model import trace
+from sparsecast.engines.vllm.model import trace
 
 DEEPSEEK = computed.DEEPSEEK_V3_FP8 | {
     "num_attention_heads": 16,

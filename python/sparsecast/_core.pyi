@@ -449,7 +449,7 @@ class Subscriber:
 
     def apply_nan_masked(self, load: Callable[[int, int, int], None]) -> ApplyReport:
         """
-        Applies the staged delta by calls load(index, address, stream), one for each tensor that it names: at the address lies the whole tensor, contiguous, NaN where nothing changes, until the call returns. Verifies the result by reading. Raises UnsupportedError for dtypes without NaNs and elements that become one (nothing was written), DigestMismatchError (nothing was written), DirtyError, or what `load` raises (dirty). sparsecast.engines.masked_loader.MaskedLoader is a `load` for the loader of an engine.
+        Applies the staged delta by calls load(index, address, stream), one for each tensor that it names: at the address lies the whole tensor, contiguous, NaN where nothing changes, until the call returns. Verifies the result by reading. Raises UnsupportedError for dtypes without NaNs and elements that become one (nothing was written), DigestMismatchError (nothing was written), DirtyError, or what `load` raises (dirty). sparsecast.engines.refresh.masked_loader.MaskedLoader is a `load` for the loader of an engine.
         """
 
     def undo_last(self) -> None: ...

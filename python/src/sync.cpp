@@ -272,7 +272,7 @@ void bind_subscriber(nb::module_& m) {
           "result by reading. Raises UnsupportedError for dtypes without NaNs and elements that become one (nothing "
           "was "
           "written), DigestMismatchError (nothing was written), DirtyError, or what `load` raises (dirty). "
-          "sparsecast.engines.masked_loader.MaskedLoader is a `load` for the loader of an engine.")
+          "sparsecast.engines.refresh.masked_loader.MaskedLoader is a `load` for the loader of an engine.")
       .def(
           "undo_last", [](PythonSubscriber& self) { self.get().undo_last(); }, ReleaseGil())
       .def(

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from sparsecast.control.endpoints import MAX_RANKS, Placement, Registry, normalise_host
 from sparsecast.control.fleet import Engine
 from sparsecast.control.world import SyncSource, WorldSpec
-from sparsecast.engines._fence import new_trainer_name
+from sparsecast.engines.fence import new_trainer_name
 from sparsecast.errors import UsageError
 
 CHANNELS = ("control", "mpi", "nccl")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sparsecast.control.endpoints import Placement
-from sparsecast.engines._release import own_release
+from sparsecast.engines.release import own_release
 
 TensorEntry = tuple[str, str, Sequence[int]]
 

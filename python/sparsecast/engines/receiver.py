@@ -24,7 +24,7 @@ from sparsecast.transports import Channels, World
 
 if TYPE_CHECKING:
     from sparsecast import ControlChannel, Layout, Memory, ShardedReport, ShardedSubscriber
-    from sparsecast.engines.recompute import Recomputation
+    from sparsecast.engines.refresh.recompute import Recomputation
 
 State = Literal["unproven", "ready", "receiving", "staged", "applying", "broken", "dirty", "closed"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from .._core import Memory
-from ..engines.loader_trace import CanonicalTensor, LoadWeights, Modes, trace_loader
-from ..engines.recompute import Recomputation, loader_steps, report
+from ..engines.refresh.recompute import Recomputation, loader_steps, report
+from ..engines.trace.loader import CanonicalTensor, LoadWeights, Modes, trace_loader
 from ..errors import UnsupportedError
 from .shards import LocalShards
 

@@ -37,7 +37,9 @@ def world_of(endpoint: Endpoint, *, anchored: bool) -> tuple[WorldSpec, Placemen
 
 
 def dataclass_fields(module: str, name: str) -> tuple[set[str], set[str]]:
-    """All fields of a dataclass in a module's source, and those without a default. Nothing is imported."""
+    """All fields of a dataclass in the source of a module of sparsecast.engines, and those without a default. Nothing is
+    imported.
+    """
     package = importlib.util.find_spec("sparsecast.engines")
     if package is None or not package.submodule_search_locations:
         pytest.skip("sparsecast.engines is not here")
@@ -53,16 +55,16 @@ def dataclass_fields(module: str, name: str) -> tuple[set[str], set[str]]:
 @pytest.mark.parametrize("anchored", [False, True], ids=["in step", "to be seeded"])
 def test_vllms_backend_takes_every_field_that_it_is_sent(anchored: bool) -> None:
     world, placement = world_of(Endpoint("h", 1, kind="vllm", options={"proof": "trust"}), anchored=anchored)
-    known, required = dataclass_fields("vllm", "SparsecastInitInfo")
+    known, required = dataclass_fields("vllm/engine", "SparsecastInitInfo")
     sent = set(init_info(world, placement))
     assert sent <= known and required <= sent
-    known, required = dataclass_fields("vllm", "SparsecastUpdateInfo")
+    known, required = dataclass_fields("vllm/engine", "SparsecastUpdateInfo")
     assert required <= set(update_info(7)) <= known
 
 
 @pytest.mark.parametrize("anchored", [False, True], ids=["in step", "to be seeded"])
 def test_sglangs_receiver_reads_what_it_is_sent(anchored: bool) -> None:
-    messages = pytest.importorskip("sparsecast.engines._sglang_messages")
+    messages = pytest.importorskip("sparsecast.engines.sglang.messages")
     endpoint = Endpoint("h", 1, world_size=2, name="sg", start_version=5, options={"may_miss": ["*.bias"]})
     world, placement = world_of(endpoint, anchored=anchored)
     body = group_request(world, placement)

@@ -15,8 +15,8 @@ from stub_engines import StubEngine
 
 from sparsecast.control import ControlPlane, SyncError, SyncPolicy
 from sparsecast.control.lease import LeaseKeeper
-from sparsecast.engines import vllm_endpoints
-from sparsecast.engines.vllm_endpoints import VllmPause
+from sparsecast.engines.vllm import endpoints as vllm_endpoints
+from sparsecast.engines.vllm.endpoints import VllmPause
 from sparsecast.errors import UsageError
 
 START = Callable[..., StubEngine]

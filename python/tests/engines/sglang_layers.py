@@ -75,8 +75,8 @@ def loaded(quant_config: Any, seed: int) -> Block:
 
 
 def block_fp8_patched_like_a_fresh_load() -> dict[str, Any]:
-    from sparsecast.engines._sglang_weights import reworked_layers
-    from sparsecast.engines.loader_trace import trace_loader
+    from sparsecast.engines.sglang.weights import reworked_layers
+    from sparsecast.engines.trace.loader import trace_loader
 
     config = fp8_config(weight_block_size=[BLOCK, BLOCK])
     live, fresh = loaded(config, seed=1), loaded(config, seed=2)
@@ -103,7 +103,7 @@ def forms_that_are_refused() -> dict[str, str]:
     from sglang.srt.layers.linear import RowParallelLinear
     from sglang.srt.layers.quantization.awq.awq import AWQConfig
 
-    from sparsecast.engines._sglang_weights import reworked_layers
+    from sparsecast.engines.sglang.weights import reworked_layers
 
     found: dict[str, str] = {}
     block = loaded(fp8_config(weight_block_size=[BLOCK, BLOCK]), seed=1)
@@ -119,7 +119,7 @@ def experts_that_move() -> dict[str, str]:
     """What a join says of a server with each of the options by which experts move or are copied."""
     from sglang.srt.runtime_context import get_exec
 
-    from sparsecast.engines._sglang_weights import refuse_server_wide
+    from sparsecast.engines.sglang.weights import refuse_server_wide
     from sparsecast.errors import UnsupportedError
 
     found: dict[str, str] = {}

@@ -11,4 +11,4 @@ import sglang.srt.managers.scheduler
 import sglang.srt.managers.tp_worker  # noqa: F401
 import sglang.srt.models.registry  # noqa: F401
 
-import sparsecast.engines.sglang_plugin  # noqa: F401
+import sparsecast.engines.sglang.plugin  # noqa: F401

@@ -52,7 +52,7 @@ def _install_plugin(folder: Path) -> None:
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sparsecast-plugin\nVersion: 0\n")
     (info / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nsparsecast_test = sparsecast.engines.sglang_plugin:register\n"
+        "[sglang.srt.plugins]\nsparsecast_test = sparsecast.engines.sglang.plugin:register\n"
     )
     sys.path.insert(0, str(folder))
 
@@ -182,7 +182,7 @@ class RankProcess:
         """What the hook adds to `/server_info`."""
         from types import SimpleNamespace
 
-        from sparsecast.engines.sglang_plugin import add_status
+        from sparsecast.engines.sglang.plugin import add_status
 
         result = SimpleNamespace(internal_state={"tp_size": 2})
         controller = SimpleNamespace(scheduler=SimpleNamespace(tp_worker=self.worker))
@@ -201,7 +201,7 @@ class RankProcess:
         return getattr(sglang_adapters, action)(self.worker, *values)
 
     def next_apply_leaves_half_written_weights(self) -> None:
-        from sparsecast.engines.sglang_plugin import end_of
+        from sparsecast.engines.sglang.plugin import end_of
         from sparsecast.errors import DirtyError
 
         def apply(_: float) -> None:

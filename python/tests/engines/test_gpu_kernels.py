@@ -44,7 +44,7 @@ def test_what_vllms_kernels_repack_is_that_of_a_fresh_load_and_at_its_address(ce
     from test_vllm_trace import patch_by_map
     from vllm.config import set_current_vllm_config
 
-    from sparsecast.engines._vllm_model import trace
+    from sparsecast.engines.vllm.model import trace
 
     config = models.config(cell)
     models.start(config)
@@ -92,7 +92,7 @@ def follow_on_sglang(folder: Path, cell: str) -> str | list[list[str]]:
     import sglang_ranks
     from test_repacked import patch
 
-    from sparsecast.engines._sglang_weights import trace_and_verify
+    from sparsecast.engines.sglang.weights import trace_and_verify
 
     if cell in layouts.CELLS:
         config = layouts.config_of(cell)

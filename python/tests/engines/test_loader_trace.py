@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from sparsecast.engines.loader_trace import TracedLoader, TracedShard, trace_loader
+from sparsecast.engines.trace.loader import TracedLoader, TracedShard, trace_loader
 from sparsecast.errors import UnsupportedError, UsageError
 
 Weights = Iterable[tuple[str, torch.Tensor]]

@@ -12,7 +12,7 @@ import torch
 
 from sparsecast import Publisher, Subscriber, TensorTable, describe
 from sparsecast.buffers import bits_of
-from sparsecast.engines.masked_loader import MaskedLoader
+from sparsecast.engines.refresh.masked_loader import MaskedLoader
 from sparsecast.errors import DirtyError, UnsupportedError
 
 TABLE = [

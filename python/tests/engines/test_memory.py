@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsecast.engines import _memory
+from sparsecast.engines.trace.memory import _DeviceBytes, tensor_at
 from sparsecast.errors import UsageError
 
 DEVICE = torch.device("cuda", 1)
@@ -16,14 +16,14 @@ def over(monkeypatch: pytest.MonkeyPatch, *, copies: bool) -> torch.Tensor:
     """Asks for a tensor over host memory as one of a device, from a torch that copies what lies on another one."""
     memory = torch.arange(8, dtype=torch.int16)
 
-    def as_tensor(data: _memory._DeviceBytes, device: torch.device) -> torch.Tensor:
+    def as_tensor(data: _DeviceBytes, device: torch.device) -> torch.Tensor:
         assert device == DEVICE
         assert data.__cuda_array_interface__["data"] == (memory.data_ptr(), False)
         given = memory.view(torch.uint8)
         return given.clone() if copies else given
 
     monkeypatch.setattr(torch, "as_tensor", as_tensor)
-    return _memory.tensor_at(memory.data_ptr(), torch.int16, (2, 4), DEVICE)
+    return tensor_at(memory.data_ptr(), torch.int16, (2, 4), DEVICE)
 
 
 def test_a_tensor_of_a_device_is_the_memory_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ import torch
 
 from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, ShardedPublisher, TensorTable, describe, meet
 from sparsecast.buffers import bits_of
-from sparsecast.engines.loader_trace import TracedLoader, trace_loader
-from sparsecast.engines.masked_loader import MaskedLoader
-from sparsecast.engines.masked_reload import MaskedReload
 from sparsecast.engines.receiver import Receiver
-from sparsecast.engines.recompute import Recomputation, dense_steps, loader_steps, report
+from sparsecast.engines.refresh.masked_loader import MaskedLoader
+from sparsecast.engines.refresh.masked_reload import MaskedReload
+from sparsecast.engines.refresh.recompute import Recomputation, dense_steps, loader_steps, report
+from sparsecast.engines.trace.loader import TracedLoader, trace_loader
 from sparsecast.errors import DirtyError, UnsupportedError
 from sparsecast.transports import World
 

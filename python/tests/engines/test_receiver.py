@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, ShardedPublisher, TensorTable, describe, meet
-from sparsecast.engines.loader_trace import trace_loader
 from sparsecast.engines.receiver import Held, Receiver
-from sparsecast.engines.recompute import Recomputation, Step
+from sparsecast.engines.refresh.recompute import Recomputation, Step
+from sparsecast.engines.trace.loader import trace_loader
 from sparsecast.errors import DeadlineError, DirtyError, Error, PeerFailedError, UsageError, VersionGapError
 from sparsecast.transports import World
 

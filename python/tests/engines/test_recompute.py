@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from sparsecast.engines import _strided
-from sparsecast.engines.loader_trace import TracedLoader, trace_loader
-from sparsecast.engines.recompute import Recomputation, Step, loader_step, steps_that_make
+from sparsecast.engines.refresh.recompute import Recomputation, Step, loader_step, steps_that_make
+from sparsecast.engines.trace import strided
+from sparsecast.engines.trace.loader import TracedLoader, trace_loader
 from sparsecast.errors import DirtyError, UnsupportedError, UsageError
 
 
@@ -399,7 +399,7 @@ def test_a_copy_that_is_too_scattered_for_a_map_is_loaded_from_a_shadow(monkeypa
     table = [("w", "F32", (8, 3))]
     model.load_weights([("w", old)])
     assert trace_loader(model, table, model.load_weights).in_place == 1
-    monkeypatch.setattr(_strided, "MAX_BOXES_PER_COPY", 1)
+    monkeypatch.setattr(strided, "MAX_BOXES_PER_COPY", 1)
     with pytest.raises(UnsupportedError, match="'w': .*needs more than 1 boxes"):
         trace_loader(model, table, model.load_weights)
     traced = trace_loader(model, table, model.load_weights, modes={})

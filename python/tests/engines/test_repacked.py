@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from sparsecast.engines._constants import Constants
-from sparsecast.engines.loader_trace import TracedLoader, trace_loader
-from sparsecast.engines.recompute import Recomputation, loader_step
-from sparsecast.engines.repacked import RepackedModules
+from sparsecast.engines.refresh.constants import Constants
+from sparsecast.engines.refresh.recompute import Recomputation, loader_step
+from sparsecast.engines.refresh.repacked import RepackedModules
+from sparsecast.engines.trace.loader import TracedLoader, trace_loader
 from sparsecast.errors import DirtyError, UnsupportedError, UsageError
 
 

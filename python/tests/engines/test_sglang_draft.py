@@ -12,7 +12,7 @@ if importlib.util.find_spec("sglang") is None:
     pytest.skip("needs sglang", allow_module_level=True)
 import sglang_engine
 
-from sparsecast.engines._sglang_draft import stale_draft
+from sparsecast.engines.sglang.draft import stale_draft
 
 
 @pytest.fixture(scope="module")

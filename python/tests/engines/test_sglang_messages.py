@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sparsecast
-from sparsecast.engines import _sglang_messages as messages
+from sparsecast.engines.sglang import messages
 from sparsecast.errors import UnsupportedError, UsageError
 
 

@@ -15,9 +15,9 @@ import vllm_models as models
 from test_vllm_trace import patch_by_map
 from vllm.config import VllmConfig, set_current_vllm_config
 
-from sparsecast.engines._vllm_model import trace
-from sparsecast.engines.loader_trace import TracedLoader
-from sparsecast.engines.recompute import Recomputation
+from sparsecast.engines.refresh.recompute import Recomputation
+from sparsecast.engines.trace.loader import TracedLoader
+from sparsecast.engines.vllm.model import trace
 
 
 class Live:

@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from vllm.config import set_current_vllm_config
 from vllm_workers import WorkerFailedError, Workers
 
-from sparsecast.engines._vllm_draft import choose_draft, with_draft, without_draft
-from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader
-from sparsecast.engines.vllm import refuse_new_ties, trace
+from sparsecast.engines.trace.loader import CanonicalTensor, TracedLoader
+from sparsecast.engines.vllm.draft import choose_draft, with_draft, without_draft
+from sparsecast.engines.vllm.model import refuse_new_ties, trace
 from sparsecast.errors import UnsupportedError, UsageError
 
 PREFIX = "eagle/"

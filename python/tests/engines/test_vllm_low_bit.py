@@ -31,9 +31,9 @@ from vllm.model_executor.model_loader import utils as model_loader
 from vllm_workers import Workers
 
 from sparsecast.buffers import dtype_name
-from sparsecast.engines._vllm_draft import choose_draft, with_draft, without_draft
-from sparsecast.engines._vllm_model import trace
 from sparsecast.engines.receiver import Receiver
+from sparsecast.engines.vllm.draft import choose_draft, with_draft, without_draft
+from sparsecast.engines.vllm.model import trace
 from sparsecast.errors import DirtyError, UnsupportedError
 from sparsecast.transforms import MODELOPT_NVFP4, Quantize, Transforms
 from sparsecast.transports import World

@@ -19,9 +19,9 @@ from vllm.distributed.weight_transfer import base
 from vllm_sources import LOCAL, Whole, module_of
 
 from sparsecast import Box
-from sparsecast.engines import vllm_plugin
-from sparsecast.engines._vllm_meeting import Place, settle, worker_states
-from sparsecast.engines._vllm_source import SourceWeights, pieces_of
+from sparsecast.engines.vllm import plugin
+from sparsecast.engines.vllm.meeting import Place, settle, worker_states
+from sparsecast.engines.vllm.source import SourceWeights, pieces_of
 from sparsecast.errors import UnsupportedError, UsageError
 
 needs_iter_local = pytest.mark.skipif(not LOCAL, reason="this vLLM's sources yield whole tensors only")
@@ -214,25 +214,25 @@ def base_client(url: str) -> Any:
 def test_versions_that_are_not_tested_are_said(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     import vllm
 
-    assert vllm_plugin.TESTED[0] <= (vllm_plugin._parsed(vllm.__version__) or (0, 0)) <= vllm_plugin.TESTED[1]
+    assert plugin.TESTED[0] <= (plugin._parsed(vllm.__version__) or (0, 0)) <= plugin.TESTED[1]
     said: list[str] = []
-    monkeypatch.setattr(vllm_plugin._logger, "warning", lambda words, *values: said.append(words % values))
-    vllm_plugin.check_version()
+    monkeypatch.setattr(plugin._logger, "warning", lambda words, *values: said.append(words % values))
+    plugin.check_version()
     assert said == []
     monkeypatch.setattr(vllm, "__version__", "0.40.1")
-    monkeypatch.setattr(vllm_plugin, "_said", False)
-    vllm_plugin.check_version()
-    vllm_plugin.check_version()
+    monkeypatch.setattr(plugin, "_said", False)
+    plugin.check_version()
+    plugin.check_version()
     assert said == ["sparsecast is tested with vLLM 0.32 to 0.33; this is 0.40.1, which may differ"]
     monkeypatch.setattr(vllm, "__version__", "0.31.0")
     with pytest.raises(UnsupportedError, match="has another weight-transfer interface"):
-        vllm_plugin.check_version()
+        plugin.check_version()
 
 
 def test_servers_that_move_experts_are_refused() -> None:
     from vllm.config import ParallelConfig
 
-    from sparsecast.engines.vllm import refuse_moving_experts
+    from sparsecast.engines.vllm.model import refuse_moving_experts
 
     parallel = ParallelConfig()
     refuse_moving_experts(parallel)

@@ -21,8 +21,8 @@ from vllm.distributed.weight_transfer import WeightTransferTrainerFactory, base
 from vllm_sources import LOCAL, Whole, module_of
 from vllm_workers import Workers
 
-from sparsecast.engines import vllm_plugin
-from sparsecast.engines.vllm_trainer import SparsecastTrainerInitInfo, SparsecastTrainerWeightTransferEngine
+from sparsecast.engines.vllm import plugin
+from sparsecast.engines.vllm.trainer import SparsecastTrainerInitInfo, SparsecastTrainerWeightTransferEngine
 from sparsecast.errors import UsageError
 
 needs_iter_local = pytest.mark.skipif(not LOCAL, reason="this vLLM's sources yield whole tensors only")
@@ -58,7 +58,7 @@ def make_workers(server: Server, tmp_path: Path) -> Callable[[str], Server]:
 
 
 def connect(workers: Any, source: Any, **fields: Any) -> SparsecastTrainerWeightTransferEngine:
-    vllm_plugin.register()
+    plugin.register()
     info = SparsecastTrainerInitInfo(rank=0, host="127.0.0.1", may_miss=("*.attn.*_scale",), timeout=60.0, **fields)
     engine = WeightTransferTrainerFactory.trainer_init(info, client=workers, source=source)
     assert isinstance(engine, SparsecastTrainerWeightTransferEngine)

@@ -19,9 +19,9 @@ from vllm.config import WeightTransferConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory, WeightTransferTrainerFactory, base
 from vllm.distributed.weight_transfer import sparse_nccl_engine as stock
 
-from sparsecast.engines import vllm_stock
-from sparsecast.engines.vllm_plugin import register
-from sparsecast.engines.vllm_stock import StockTrainerInitInfo, StockTrainerWeightTransferEngine
+from sparsecast.engines.vllm import stock as vllm_stock
+from sparsecast.engines.vllm.plugin import register
+from sparsecast.engines.vllm.stock import StockTrainerInitInfo, StockTrainerWeightTransferEngine
 from sparsecast.errors import UnsupportedError, UsageError
 
 

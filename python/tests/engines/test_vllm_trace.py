@@ -16,10 +16,10 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVPar
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from sparsecast import Publisher, Subscriber, TensorTable, describe
-from sparsecast.engines._vllm_model import trace as trace_model
-from sparsecast.engines.loader_trace import TracedLoader, trace_loader
-from sparsecast.engines.masked_loader import MaskedLoader
-from sparsecast.engines.vllm import refuse_new_ties
+from sparsecast.engines.refresh.masked_loader import MaskedLoader
+from sparsecast.engines.trace.loader import TracedLoader, trace_loader
+from sparsecast.engines.vllm.model import refuse_new_ties
+from sparsecast.engines.vllm.model import trace as trace_model
 from sparsecast.errors import UnsupportedError, UsageError
 
 KV_SCALES = ["*.attn.*_scale"]  # vLLM makes them for every fp8 model, and deletes them after loading.

@@ -26,8 +26,8 @@ from vllm_workers import Workers
 
 from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, ShardedPublisher, TensorTable, describe
 from sparsecast.buffers import dtype_name
-from sparsecast.engines.vllm_plugin import register
-from sparsecast.engines.vllm_trainer import SparsecastTrainerInitInfo, SparsecastTrainerWeightTransferEngine
+from sparsecast.engines.vllm.plugin import register
+from sparsecast.engines.vllm.trainer import SparsecastTrainerInitInfo, SparsecastTrainerWeightTransferEngine
 
 SECRET = "a secret of the test"
 HAS_KERNELS = importlib.util.find_spec("vllm.model_executor.kernels.linear.mxfp4.pytorch") is not None

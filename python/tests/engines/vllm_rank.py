@@ -25,7 +25,7 @@ from vllm.plugins import load_general_plugins
 from vllm.v1.worker.gpu_worker import Worker
 
 from sparsecast.engines.vllm import WorkerExtension
-from sparsecast.engines.vllm_plugin import register
+from sparsecast.engines.vllm.plugin import register
 
 
 class Runner:

@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
 
-from sparsecast.engines.vllm_plugin import register
-from sparsecast.engines.vllm_trainer import SparsecastTrainerInitInfo
+from sparsecast.engines.vllm.plugin import register
+from sparsecast.engines.vllm.trainer import SparsecastTrainerInitInfo
 
 
 class PipedServer:

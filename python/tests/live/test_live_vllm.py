@@ -30,8 +30,8 @@ from vllm.distributed.weight_transfer import HTTPVLLMWeightSyncClient, ModuleSou
 
 import sparsecast
 from sparsecast.control import SyncError
-from sparsecast.engines.vllm_plugin import register
-from sparsecast.engines.vllm_trainer import SparsecastTrainerInitInfo
+from sparsecast.engines.vllm.plugin import register
+from sparsecast.engines.vllm.trainer import SparsecastTrainerInitInfo
 from sparsecast.errors import Error
 from sparsecast.torch import Publisher
 from sparsecast.transports import Log

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM receiver: a `WeightTransferEngine` that patches the live weights of a worker in place.
 
-It is registered as backend "sparsecast" (`vllm_plugin`). The calls of vLLM's own life cycle mean:
+It is registered as backend "sparsecast" (`plugin`). The calls of vLLM's own life cycle mean:
 
     init_weight_transfer_engine   trace the model's loader, meet the trainer, verify the weights   (again: a new group)
     start_weight_update           begin to stage the next version; generation goes on
@@ -30,16 +30,16 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from sparsecast.engines._agreement import is_so_anywhere, raise_if_any_failed
-from sparsecast.engines._codes import with_code
-from sparsecast.engines._fence import TrainerFence
-from sparsecast.engines._release import refuse_other_release
-from sparsecast.engines._vllm_draft import Draft, choose_draft, with_draft, without_draft
-from sparsecast.engines._vllm_model import checkpoint_tensors, refuse_moving_experts, refuse_new_ties, trace
-from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader
+from sparsecast.engines.agreement import is_so_anywhere, raise_if_any_failed
+from sparsecast.engines.fence import TrainerFence
 from sparsecast.engines.receiver import Receipt, Receiver
-from sparsecast.engines.recompute import Recomputation, report
-from sparsecast.engines.vllm_plugin import check_version
+from sparsecast.engines.refresh.recompute import Recomputation, report
+from sparsecast.engines.release import refuse_other_release
+from sparsecast.engines.trace.loader import CanonicalTensor, TracedLoader
+from sparsecast.engines.vllm.draft import Draft, choose_draft, with_draft, without_draft
+from sparsecast.engines.vllm.error_codes import with_code
+from sparsecast.engines.vllm.model import checkpoint_tensors, refuse_moving_experts, refuse_new_ties, trace
+from sparsecast.engines.vllm.plugin import check_version
 from sparsecast.errors import DirtyError, UnsupportedError, UsageError, VersionGapError
 from sparsecast.transports import Channels, World
 

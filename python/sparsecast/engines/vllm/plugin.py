@@ -11,7 +11,7 @@ import os
 
 BACKEND = "sparsecast"
 STOCK_BACKEND = "sparsecast_stock"
-"""Trainer's backend for servers without sparsecast (`vllm_stock`)."""
+"""Trainer's backend for servers without sparsecast (`stock`)."""
 
 TESTED = ((0, 32), (0, 33))
 """First and last version of vLLM that the tests run with."""
@@ -70,13 +70,13 @@ def register() -> None:
     _limit_vector_units()
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
-            BACKEND, "sparsecast.engines.vllm", "SparsecastWeightTransferEngine"
+            BACKEND, "sparsecast.engines.vllm.engine", "SparsecastWeightTransferEngine"
         )
     if BACKEND not in WeightTransferTrainerFactory._registry:
         WeightTransferTrainerFactory.register_engine(
-            BACKEND, "sparsecast.engines.vllm_trainer", "SparsecastTrainerWeightTransferEngine"
+            BACKEND, "sparsecast.engines.vllm.trainer", "SparsecastTrainerWeightTransferEngine"
         )
     if STOCK_BACKEND not in WeightTransferTrainerFactory._registry:
         WeightTransferTrainerFactory.register_engine(
-            STOCK_BACKEND, "sparsecast.engines.vllm_stock", "StockTrainerWeightTransferEngine"
+            STOCK_BACKEND, "sparsecast.engines.vllm.stock", "StockTrainerWeightTransferEngine"
         )

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sparsecast.buffers import bits_of
-from sparsecast.engines._trace_mode import odd_float, storage_elements, storage_key
+from sparsecast.engines.trace.dispatch_mode import odd_float, storage_elements, storage_key
 from sparsecast.errors import UnsupportedError
 
 aten = torch.ops.aten

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparsecast.engines._dtypes import in_checkpoint, pairs_of
-from sparsecast.engines._trace_mode import storage_key
-from sparsecast.engines._vllm_model import checkpoint_tensors, loader_of, recomputation_of, repacked_modules
-from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader, trace_loader
-from sparsecast.engines.recompute import Recomputation
-from sparsecast.engines.repacked import RepackedModules
+from sparsecast.engines.refresh.recompute import Recomputation
+from sparsecast.engines.refresh.repacked import RepackedModules
+from sparsecast.engines.trace.dispatch_mode import storage_key
+from sparsecast.engines.trace.dtypes import in_checkpoint, pairs_of
+from sparsecast.engines.trace.loader import CanonicalTensor, TracedLoader, trace_loader
+from sparsecast.engines.vllm.model import checkpoint_tensors, loader_of, recomputation_of, repacked_modules
 from sparsecast.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:

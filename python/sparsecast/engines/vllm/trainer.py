@@ -33,11 +33,11 @@ from vllm.distributed.weight_transfer.base import (
     WeightSource,
 )
 
-from sparsecast.engines._fence import new_trainer_name
-from sparsecast.engines._release import own_release
-from sparsecast.engines._vllm_meeting import Place, settle, worker_states
-from sparsecast.engines._vllm_source import SourceWeights, is_local, trainer_ranks
-from sparsecast.engines.vllm_plugin import BACKEND, check_version
+from sparsecast.engines.fence import new_trainer_name
+from sparsecast.engines.release import own_release
+from sparsecast.engines.vllm.meeting import Place, settle, worker_states
+from sparsecast.engines.vllm.plugin import BACKEND, check_version
+from sparsecast.engines.vllm.source import SourceWeights, is_local, trainer_ranks
 from sparsecast.errors import DeadlineError, PeerFailedError, UsageError
 from sparsecast.transports import Channels
 

@@ -12,14 +12,12 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sparsecast.engines import _sglang_messages as messages
-from sparsecast.engines import _sglang_server as server
-from sparsecast.engines import _sglang_stages as stages
 from sparsecast.engines.request_versions import is_wanted
+from sparsecast.engines.sglang import messages, server, stages
 from sparsecast.errors import DirtyError, Error
 
 if TYPE_CHECKING:
-    from sparsecast.engines.sglang import SglangEnd
+    from sparsecast.engines.sglang.engine import SglangEnd
 
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _TOKENIZER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
@@ -52,7 +50,7 @@ def end_of(model_runner: Any, cpu_group: Any = None) -> SglangEnd | None:
     """Returns the receiver of this rank, kept beside the model runner; makes one if there is none and `cpu_group` is
     given.
     """
-    from sparsecast.engines.sglang import SglangEnd
+    from sparsecast.engines.sglang.engine import SglangEnd
 
     end: SglangEnd | None = getattr(model_runner, "_sparsecast_end", None)
     if end is None and cpu_group is not None:
@@ -185,7 +183,7 @@ def _stop_generation(manager: Any) -> None:
 
 
 def _answer(manager: Any, output: Callable[..., Any], work: Callable[[], str]) -> Any:
-    """Does the work and returns its answer. With pipeline stages it is put aside (`_sglang_stages`)."""
+    """Does the work and returns its answer. With pipeline stages it is put aside (`stages`)."""
     from sglang.srt.runtime_context import get_parallel
 
     if get_parallel().pp_size > 1:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the tensors of modules, and those among them that an engine computes from weights after loading."""
+"""Finds every place where the modules of a model keep a tensor, and puts back what was there."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -63,51 +62,6 @@ def slots(module: torch.nn.Module, prefix: str = "") -> Iterator[Slot]:
                 if isinstance(value, torch.Tensor):
                     name = f"{module_name}.{start}{key}".removeprefix(".")
                     yield Slot(name, table, key, value, value.detach(), registered)
-
-
-def derived_tensors(model: torch.nn.Module, besides: Collection[str] = ()) -> set[str]:
-    """Returns the names of floating-point matrices that modules keep in memory of their own (factors of MLA, packed
-    copies).
-
-    A patch of the weights does not update them. Vectors are ignored (slopes, frequencies and scales that come from the
-    configuration), as are attributes named in `besides`.
-    """
-    found = list(slots(model))
-    live = {slot.data.untyped_storage().data_ptr() for slot in found if slot.registered}
-    return {
-        slot.name
-        for slot in found
-        if slot.key not in besides
-        and not slot.data.is_meta
-        and slot.data.dim() >= 2
-        and slot.data.is_floating_point()
-        and slot.data.untyped_storage().data_ptr() not in live
-    }
-
-
-def packed_copies(model: torch.nn.Module) -> set[str]:
-    """Returns the names of functions that modules have for a computation of their own, and that hold tensors besides
-    the live weights, or the handle of a library that does: a copy that a CPU kernel has packed (vLLM's `cpu_linear`
-    over oneDNN, whose handle is a tensor in an object).
-
-    No attribute shows such a copy, and the weight beside it may be there unchanged, or be gone.
-    """
-    live = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-
-    def holds_a_copy(held: object) -> bool:
-        if isinstance(held, torch.Tensor):
-            return held.untyped_storage().data_ptr() not in live
-        if isinstance(held, (torch.nn.Module, type)):
-            return False
-        return any(isinstance(inner, torch.Tensor) for inner in getattr(held, "__dict__", {}).values())
-
-    found: set[str] = set()
-    for module_name, module in model.named_modules():
-        for key, value in vars(module).items():
-            cells = (value.__closure__ or ()) if isinstance(value, FunctionType) else ()
-            if any(holds_a_copy(cell.cell_contents) for cell in cells):
-                found.add(f"{module_name}.{key}")
-    return found
 
 
 def _has_dict(module: torch.nn.Module, key: str) -> bool:

@@ -26,12 +26,13 @@ from typing import Any
 
 import torch
 
-from sparsecast.engines._address_map import MODES, TracedLoader, TracedShard, TracedTensor
-from sparsecast.engines._derived import Slot, slots
-from sparsecast.engines._dtypes import TORCH_DTYPES, CanonicalTensor, in_checkpoint, pairs_of
-from sparsecast.engines._loader_errors import is_unknown_name
-from sparsecast.engines._memory import host_memory
-from sparsecast.engines._strided import (
+from sparsecast.engines.trace.address_map import MODES, TracedLoader, TracedShard, TracedTensor
+from sparsecast.engines.trace.dispatch_mode import LoaderTrace, pools_run_here, storage_elements, storage_key
+from sparsecast.engines.trace.dtypes import TORCH_DTYPES, CanonicalTensor, in_checkpoint, pairs_of
+from sparsecast.engines.trace.errors import is_unknown_name
+from sparsecast.engines.trace.memory import host_memory
+from sparsecast.engines.trace.slots import Slot, slots
+from sparsecast.engines.trace.strided import (
     Computed,
     Dim,
     Frame,
@@ -41,8 +42,7 @@ from sparsecast.engines._strided import (
     cut_into_boxes,
     row_major,
 )
-from sparsecast.engines._trace_mode import LoaderTrace, pools_run_here, storage_elements, storage_key
-from sparsecast.engines._watch import Watch
+from sparsecast.engines.trace.watch import Watch
 from sparsecast.errors import UnsupportedError, UsageError
 
 __all__ = ["CanonicalTensor", "LoadWeights", "Modes", "TracedLoader", "TracedShard", "TracedTensor", "trace_loader"]

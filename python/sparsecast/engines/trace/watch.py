@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sparsecast.engines._trace_mode import storage_key, written_tensors
+from sparsecast.engines.trace.dispatch_mode import storage_key, written_tensors
 
 aten = torch.ops.aten
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sparsecast.engines import _sglang_messages as messages
-from sparsecast.engines._lease import PauseLease
+from sparsecast.engines.lease import PauseLease
 from sparsecast.engines.request_versions import RequestVersions
+from sparsecast.engines.sglang import messages
 from sparsecast.errors import Error
 
 LEAVE_SECONDS = 30.0

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Request
 
 from sparsecast.engines import request_versions
-from sparsecast.engines._lease import MAX_LEASE_SECONDS, PauseLease
+from sparsecast.engines.lease import MAX_LEASE_SECONDS, PauseLease
 from sparsecast.errors import UsageError
 
 if TYPE_CHECKING:

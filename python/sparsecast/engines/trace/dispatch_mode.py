@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sparsecast.engines._strided import (
+from sparsecast.engines.trace.strided import (
     CONSTANT,
     Clash,
     Computed,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang receiver: patches the live weights of one rank in place, in its scheduler process.
 
-`sglang_plugin` hooks it into SGLang's own control messages:
+`plugin` hooks it into SGLang's own control messages:
 
     init_weights_update_group     join      trace the model's loader, meet the trainer, verify the weights
     weights_checker "receive"     receive   begin to stage the next version; generation goes on
@@ -10,7 +10,7 @@
     destroy_weights_update_group  leave
 
 Parameters stay where they are, with the addresses that CUDA graphs captured, and what the engine has computed from them
-is computed again (`recompute`); otherwise post-processing must have changed nothing, which `_sglang_weights` sees to.
+is computed again (`recompute`); otherwise post-processing must have changed nothing, which `weights` sees to.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import torch
 import torch.distributed as dist
 
-from sparsecast.engines._agreement import is_so_anywhere, raise_if_any_failed
-from sparsecast.engines._fence import TrainerFence
-from sparsecast.engines._sglang_messages import GroupInfo
-from sparsecast.engines._sglang_weights import trace_and_verify, trace_weights
-from sparsecast.engines.loader_trace import TracedLoader
+from sparsecast.engines.agreement import is_so_anywhere, raise_if_any_failed
+from sparsecast.engines.fence import TrainerFence
 from sparsecast.engines.receiver import Receipt, Receiver, State
-from sparsecast.engines.recompute import Recomputation, report
+from sparsecast.engines.refresh.recompute import Recomputation, report
+from sparsecast.engines.sglang.messages import GroupInfo
+from sparsecast.engines.sglang.weights import trace_and_verify, trace_weights
+from sparsecast.engines.trace.loader import TracedLoader
 from sparsecast.errors import UsageError
 from sparsecast.transports import World
 

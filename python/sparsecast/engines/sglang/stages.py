@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sparsecast.engines._sglang_messages import DEFERRED
+from sparsecast.engines.sglang.messages import DEFERRED
 
 Outcome = tuple[bool, str]
 

@@ -33,8 +33,8 @@ from vllm.distributed.weight_transfer.sparse_nccl_engine import (
 )
 
 from sparsecast.buffers import bits_of
-from sparsecast.engines._vllm_source import is_local
-from sparsecast.engines.vllm_plugin import STOCK_BACKEND, check_version
+from sparsecast.engines.vllm.plugin import STOCK_BACKEND, check_version
+from sparsecast.engines.vllm.source import is_local
 from sparsecast.errors import UnsupportedError, UsageError
 
 _logger = logging.getLogger("vllm.sparsecast")

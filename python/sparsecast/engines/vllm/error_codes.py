@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from ..errors import Error
+from sparsecast.errors import Error
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The address map of one rank's live weights, as `loader_trace` finds it: which boxes of which canonical tensors lie
+"""The address map of one rank's live weights, as `loader` finds it: which boxes of which canonical tensors lie
 where, and which canonical tensors are kept beside the model because they have no such places.
 """
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from sparsecast.buffers import PAIRS, WORD_BYTES, bits_of
-from sparsecast.engines._dtypes import CanonicalTensor
-from sparsecast.engines._loader_errors import raise_for
-from sparsecast.engines._memory import seen_by
+from sparsecast.engines.trace.dtypes import CanonicalTensor
+from sparsecast.engines.trace.errors import raise_for
+from sparsecast.engines.trace.memory import seen_by
 from sparsecast.errors import UnsupportedError
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 import torch
 
 from sparsecast.buffers import bits_of, dtype_name
-from sparsecast.engines._derived import slots
-from sparsecast.engines._followed_copies import is_nan, nan_bits
-from sparsecast.engines._trace_mode import storage_key
-from sparsecast.engines.loader_trace import LoadWeights
-from sparsecast.engines.masked_loader import MaskedLoader
+from sparsecast.engines.refresh.followed_copies import is_nan, nan_bits
+from sparsecast.engines.refresh.masked_loader import MaskedLoader
+from sparsecast.engines.trace.dispatch_mode import storage_key
+from sparsecast.engines.trace.loader import LoadWeights
+from sparsecast.engines.trace.slots import slots
 from sparsecast.errors import DirtyError, UnsupportedError
 
 

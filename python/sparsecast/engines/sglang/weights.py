@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 
-from sparsecast.engines._constants import Constants
-from sparsecast.engines._derived import derived_tensors
-from sparsecast.engines._sglang_draft import say_stale_draft
-from sparsecast.engines._sglang_messages import GroupInfo
-from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader, trace_loader
-from sparsecast.engines.recompute import Recomputation, Step, loader_steps, steps_that_make
-from sparsecast.engines.repacked import RepackedModules
+from sparsecast.engines.refresh.constants import Constants
+from sparsecast.engines.refresh.derived import derived_tensors
+from sparsecast.engines.refresh.recompute import Recomputation, Step, loader_steps, steps_that_make
+from sparsecast.engines.refresh.repacked import RepackedModules
+from sparsecast.engines.sglang.draft import say_stale_draft
+from sparsecast.engines.sglang.messages import GroupInfo
+from sparsecast.engines.trace.loader import CanonicalTensor, TracedLoader, trace_loader
 from sparsecast.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:

@@ -26,12 +26,12 @@ from functools import partial
 import torch
 
 from sparsecast.buffers import bits_of
-from sparsecast.engines._address_map import MODES
-from sparsecast.engines._derived import Slot, slots
-from sparsecast.engines._trace_mode import pools_run_here, storage_key
-from sparsecast.engines._watch import Watch
-from sparsecast.engines.loader_trace import LoadWeights, TracedLoader
-from sparsecast.engines.masked_reload import MaskedReload
+from sparsecast.engines.refresh.masked_reload import MaskedReload
+from sparsecast.engines.trace.address_map import MODES
+from sparsecast.engines.trace.dispatch_mode import pools_run_here, storage_key
+from sparsecast.engines.trace.loader import LoadWeights, TracedLoader
+from sparsecast.engines.trace.slots import Slot, slots
+from sparsecast.engines.trace.watch import Watch
 from sparsecast.errors import DirtyError, UnsupportedError
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
-from sparsecast.engines._release import refuse_other_release
-from sparsecast.engines.loader_trace import CanonicalTensor
+from sparsecast.engines.release import refuse_other_release
+from sparsecast.engines.trace.loader import CanonicalTensor
 from sparsecast.errors import UsageError
 from sparsecast.transports import Channels
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 
-from sparsecast.engines._constants import Constants
-from sparsecast.engines._derived import derived_tensors, packed_copies
-from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, Modes, TracedLoader, trace_loader
-from sparsecast.engines.recompute import Recomputation, Step, loader_steps, steps_that_make
-from sparsecast.engines.repacked import RepackedModules
+from sparsecast.engines.refresh.constants import Constants
+from sparsecast.engines.refresh.derived import derived_tensors, packed_copies
+from sparsecast.engines.refresh.recompute import Recomputation, Step, loader_steps, steps_that_make
+from sparsecast.engines.refresh.repacked import RepackedModules
+from sparsecast.engines.trace.loader import CanonicalTensor, LoadWeights, Modes, TracedLoader, trace_loader
 from sparsecast.errors import UnsupportedError
 
 if TYPE_CHECKING:

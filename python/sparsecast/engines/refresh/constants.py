@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sparsecast.engines._trace_mode import storage_elements, storage_key, written_tensors
+from sparsecast.engines.trace.dispatch_mode import storage_elements, storage_key, written_tensors
 
 _aten = torch.ops.aten
 _FILLED = {_aten.zeros: 0.0, _aten.ones: 1.0}

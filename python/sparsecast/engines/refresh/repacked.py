@@ -27,14 +27,14 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from sparsecast.buffers import bits_of
-from sparsecast.engines._address_map import TracedLoader
-from sparsecast.engines._constants import Constants
-from sparsecast.engines._derived import Slot, slots
-from sparsecast.engines._memory import host_memory
-from sparsecast.engines._reached import Reached
-from sparsecast.engines._trace_mode import pools_run_here, storage_elements, storage_key
-from sparsecast.engines._watch import Watch
-from sparsecast.engines.recompute import Step
+from sparsecast.engines.refresh.constants import Constants
+from sparsecast.engines.refresh.reached import Reached
+from sparsecast.engines.refresh.recompute import Step
+from sparsecast.engines.trace.address_map import TracedLoader
+from sparsecast.engines.trace.dispatch_mode import pools_run_here, storage_elements, storage_key
+from sparsecast.engines.trace.memory import host_memory
+from sparsecast.engines.trace.slots import Slot, slots
+from sparsecast.engines.trace.watch import Watch
 from sparsecast.errors import UnsupportedError
 
 P = ParamSpec("P")

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from sparsecast.buffers import bits_of
-from sparsecast.engines._derived import slots
-from sparsecast.engines._dtypes import TORCH_DTYPES
-from sparsecast.engines._followed_copies import MaskedCopies, ReadBack, has_nans, nan_bits
-from sparsecast.engines._memory import tensor_at
-from sparsecast.engines._trace_mode import pools_run_here, storage_key
-from sparsecast.engines._watch import Watch
-from sparsecast.engines.loader_trace import LoadWeights
+from sparsecast.engines.refresh.followed_copies import MaskedCopies, ReadBack, has_nans, nan_bits
+from sparsecast.engines.trace.dispatch_mode import pools_run_here, storage_key
+from sparsecast.engines.trace.dtypes import TORCH_DTYPES
+from sparsecast.engines.trace.loader import LoadWeights
+from sparsecast.engines.trace.memory import tensor_at
+from sparsecast.engines.trace.slots import slots
+from sparsecast.engines.trace.watch import Watch
 from sparsecast.errors import UnsupportedError
 
 

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM: the weight-transfer backend "sparsecast" of a server and of a trainer, and its plug-ins.
+
+The names in `__all__` are defined in the module `engine`, which imports much of vLLM. That module is imported when the
+first of these names is asked for: the plug-ins (`plugin`, `endpoints`) and a trainer (`trainer`, `stock`) do without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = [
+    "SparsecastInitInfo",
+    "SparsecastUpdateInfo",
+    "SparsecastWeightTransferEngine",
+    "WorkerExtension",
+    "draft_model",
+]
+
+if TYPE_CHECKING:
+    from sparsecast.engines.vllm.engine import (
+        SparsecastInitInfo,
+        SparsecastUpdateInfo,
+        SparsecastWeightTransferEngine,
+        WorkerExtension,
+        draft_model,
+    )
+else:
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from sparsecast.engines.vllm import engine
+
+        return getattr(engine, name)
