@@ -19,6 +19,10 @@ layer src/left src/right   # Neighbours.
 layer src/high
 public src/low low.hpp
 public src/high high.hpp
+python low
+python low/inner low
+python left low
+python right low/inner
 """
 
 
@@ -36,6 +40,11 @@ class IncludeDirections(unittest.TestCase):
         self.write("src/high/a.cpp", '#include "left/a.hpp"\n#include "sparsecast/high.hpp"\n')
         self.write("python/sparsecast/__init__.py", "from .a import a\n")
         self.write("python/sparsecast/a.py", "a = 1\n")
+        self.write("python/sparsecast/low/__init__.py", "from ..a import a\n")
+        self.write("python/sparsecast/low/b.py", "b = 1\n")
+        self.write("python/sparsecast/low/inner/c.py", "from sparsecast.low import b\n")
+        self.write("python/sparsecast/left/d.py", "import sparsecast.low.b\n")
+        self.write("python/sparsecast/right/e.py", "from ..low.inner.c import b\n")
 
     def write(self, name, text):
         path = self.root / name
@@ -116,14 +125,67 @@ class IncludeDirections(unittest.TestCase):
         self.write("python/sparsecast/b.py", "from . import a\n")
         self.accepted()
 
+    def test_a_package_imports_what_its_line_names_alone(self):
+        self.write("python/sparsecast/left/f.py", "a = 1\nfrom sparsecast.right.e import b\n")
+        self.write("python/sparsecast/low/g.py", "from ..left import d\n")
+        self.refused(
+            "python/sparsecast/left/f.py:2: left must not import right (python/sparsecast/right/e.py)",
+            "python/sparsecast/low/g.py:1: low must not import left (python/sparsecast/left/d.py)",
+        )
+
+    def test_a_package_with_a_line_of_its_own_is_no_part_of_the_one_around_it(self):
+        self.write("python/sparsecast/low/g.py", "from .inner import c\n")
+        self.write("python/sparsecast/left/f.py", "from ..low.inner import c\n")
+        self.write("python/sparsecast/low/inner/__init__.py", "")
+        self.refused("low/g.py:1: low must not import low/inner", "left/f.py:1: left must not import low/inner")
+
+    def test_a_package_speaks_for_those_inside_of_it(self):
+        self.write("python/sparsecast/left/deep/f.py", "from sparsecast.low import b\nfrom ..d import sparsecast\n")
+        self.accepted()
+        self.write("python/sparsecast/left/deep/g.py", "from sparsecast.right import e\n")
+        self.refused("python/sparsecast/left/deep/g.py:1: left must not import right")
+
+    def test_imports_in_functions_and_for_type_checkers_count_for_packages(self):
+        self.write("python/sparsecast/low/g.py", "def g():\n    from ..left import d\n")
+        self.write(
+            "python/sparsecast/low/h.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  from ..right import e\n",
+        )
+        self.refused("low/g.py:2: low must not import left", "low/h.py:3: low must not import right")
+
+    def test_modules_of_no_package_import_none_unless_it_is_allowed(self):
+        self.write("python/sparsecast/a.py", "def a():\n    from .left.d import sparsecast\n")
+        self.refused(
+            "a.py:2: the modules of python/sparsecast itself must not import left (python/sparsecast/left/d.py)"
+        )
+        self.table += "allow python/sparsecast/a.py python/sparsecast/left/d.py\n"
+        self.accepted()
+        self.write("python/sparsecast/a.py", "a = 1\n")
+        self.refused("'allow python/sparsecast/a.py python/sparsecast/left/d.py' is not needed any more")
+
+    def test_a_package_without_a_line_is_named(self):
+        self.write("python/sparsecast/new/f.py", "")
+        self.refused("python/sparsecast/new/: has no 'python' line")
+
+    def test_a_name_that_no_import_needs_is_found(self):
+        self.write("python/sparsecast/left/d.py", "")
+        self.refused("'python left' names low, which it does not import any more")
+
     def test_a_line_of_the_table_that_makes_no_sense_is_refused(self):
-        self.table += "above src/low\n"
-        result = self.run_script()
-        self.assertEqual(result.returncode, 2)
-        self.assertIn("line 7", result.stderr)
+        for line, reason in (
+            ("above src/low", "expected 'layer', 'public', 'python' or 'allow' and names"),
+            ("python left", "left has a line already"),
+            ("python new later", "later has no 'python' line above this one"),
+        ):
+            self.table = f"{TABLE}{line}\n"
+            result = self.run_script()
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(f"line 11: {reason}", result.stderr)
 
     def test_the_graph_says_how_often(self):
-        self.assertIn("src/high -> src/left (1)", self.run_script("--graph").stdout)
+        graph = self.run_script("--graph").stdout
+        self.assertIn("src/high -> src/left (1)", graph)
+        self.assertIn("right -> low/inner (1)", graph)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from .._core import Memory
 from ..engines.refresh.recompute import Recomputation, loader_steps, report
 from ..engines.trace.loader import CanonicalTensor, LoadWeights, Modes, trace_loader
 from ..errors import UnsupportedError
+from .owners import guard_of
 from .shards import LocalShards
 
 
@@ -56,7 +57,7 @@ class LoaderSource:
         self._recomputation.prove(as_loaded=checkpoint is not None)
         traced.require_complete(self._recomputation.derived)
         memory = [tensor.memory for tensor in traced.tensors]
-        guard = traced.guard(model, cure="make a new LoaderSource")
+        guard = guard_of([model], memory, "make a new LoaderSource")
         self.shards = LocalShards(traced.layout(), memory, [None] * len(memory), guard=guard)
         self._traced = traced
 

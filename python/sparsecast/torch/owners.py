@@ -207,6 +207,20 @@ class ModuleWatch:
         return f"this buffer was assigned anew: write into it, or {cure}"
 
 
+def guard_of(models: Iterable[nn.Module], memory: Iterable[torch.Tensor], cure: str) -> Callable[[], None]:
+    """Returns a check that raises UsageError, naming the tensor, and ``cure``, once one of the models has a weight
+    elsewhere that lies in the storage of a tensor in ``memory`` now.
+    """
+    storages = {tensor.untyped_storage().data_ptr() for tensor in memory}
+    watches = [ModuleWatch(model, cure, storages=storages) for model in models]
+
+    def check() -> None:
+        for watch in watches:
+            watch.check()
+
+    return check
+
+
 class MemoryWatch:
     """Looks after memory whose owner is not known, as of a list of tensors: that it stays where it is, and that somebody
     else than its user holds it, for else no model computes with it.

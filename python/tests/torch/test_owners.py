@@ -17,7 +17,7 @@ from torch import nn
 import sparsecast.torch as st
 from sparsecast.errors import PeerFailedError, UnsupportedError, UsageError
 from sparsecast.torch import LoaderSource, shards_of
-from sparsecast.torch.owners import LiveTensors, MemoryWatch, ModuleWatch, alias_of, tensors_of
+from sparsecast.torch.owners import LiveTensors, MemoryWatch, ModuleWatch, alias_of, guard_of, tensors_of
 
 
 class Model(nn.Module):
@@ -302,6 +302,17 @@ def test_a_parameter_may_be_swapped_while_it_is_watched() -> None:
     swap(model)
     with pytest.raises(UsageError, match=r"tensor 'head.weight': .*: do it again"):
         watch.check()
+
+
+def test_a_guard_watches_the_weights_of_several_models_that_lie_in_some_memory() -> None:
+    target, draft = Model(), Model()
+    check = guard_of([target, draft], [target.head.weight, draft.scale], "join again")
+    target.scale = nn.Parameter(torch.zeros(()))
+    draft.head.weight.data = torch.zeros(6, 4)
+    check()
+    draft.scale.data = torch.zeros(())
+    with pytest.raises(UsageError, match=r"tensor 'scale': .*: join again"):
+        check()
 
 
 def test_a_watch_keeps_no_parameter_alive() -> None:

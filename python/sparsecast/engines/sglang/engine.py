@@ -225,6 +225,7 @@ class SglangEnd:
 
     def _make_receiver(self, info: GroupInfo) -> Receiver:
         from sparsecast.torch.layouts import gather_layout
+        from sparsecast.torch.owners import guard_of
 
         model, config = self._runner.model, self._runner.model_config
         verify = info.proof == "checkpoint" and not info.needs_anchor and not self._map_verified
@@ -263,7 +264,7 @@ class SglangEnd:
                     needs_anchor=info.needs_anchor,
                     entry_bytes=info.entry_bytes,
                     recomputations=[recomputation],
-                    guard=traced.guard(model),
+                    guard=guard_of([model], (tensor.memory for tensor in traced.tensors), "the engine must join again"),
                     before=self.receiver.held if self.receiver is not None else None,
                 )
             )

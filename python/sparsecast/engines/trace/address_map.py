@@ -5,7 +5,7 @@ where, and which canonical tensors are kept beside the model because they have n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -94,21 +94,6 @@ class TracedLoader:
         missing = {where: what for where, what in self.missing.items() if where not in derived}
         names = [name for name, _, _ in self.table]
         raise_for(failed=self.failed, refused=self.refused, missing=missing, names=names, live=self.live)
-
-    def guard(self, *models: torch.nn.Module, cure: str = "the engine must join again") -> Callable[[], None]:
-        """Returns what raises UsageError, naming the tensor, and ``cure``, once one of the models has weights in other
-        memory than the map says. Call it while they are where they were traced.
-        """
-        from sparsecast.torch.owners import ModuleWatch
-
-        storages = {tensor.memory.untyped_storage().data_ptr() for tensor in self.tensors}
-        watches = [ModuleWatch(model, cure, storages=storages) for model in models]
-
-        def check() -> None:
-            for watch in watches:
-                watch.check()
-
-        return check
 
     def shadows(self, mode: str | None = None) -> dict[str, torch.Tensor]:
         """Returns the copies of canonical tensors, all or those of a mode, by name and in their canonical shapes; they

@@ -304,6 +304,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
 
     def _make_receiver(self, init_info: SparsecastInitInfo, cpu_group: Any, rank: int, size: int) -> Receiver:
         from sparsecast.torch.layouts import gather_layout
+        from sparsecast.torch.owners import guard_of
 
         verify = init_info.proof == "checkpoint" and not self._map_verified
         failure: BaseException | None = None
@@ -340,7 +341,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             needs_anchor=init_info.needs_anchor,
             entry_bytes=init_info.entry_bytes,
             recomputations=recomputations,
-            guard=traced.guard(*models),
+            guard=guard_of(models, (tensor.memory for tensor in traced.tensors), "the engine must join again"),
             before=self.receiver.held if self.receiver is not None else None,
         )
         self.traced, self.recomputations = traced, recomputations
