@@ -19,7 +19,8 @@ _TEXT_BYTES = 2048
 def raise_if_any_failed(failure: BaseException | None, group: ProcessGroup) -> None:
     """Raises the failure of this rank, or that of a peer, if any rank failed. Collective over the group.
 
-    Without it, a rank that fails leaves the others waiting in the next collective until the deadline of the group.
+    Without this call, a rank that fails leaves the other ranks waiting in their next collective until the group's
+    deadline.
     """
     text = "" if failure is None else f"{type(failure).__name__}: {failure}"
     raw = text.encode()[:_TEXT_BYTES]
@@ -39,7 +40,7 @@ def raise_if_any_failed(failure: BaseException | None, group: ProcessGroup) -> N
 
 
 def is_so_anywhere(here: bool, group: ProcessGroup) -> bool:
-    """Returns whether any rank says so. Collective over the group."""
+    """Returns whether `here` is true on any rank. Collective over the group."""
     said = torch.tensor([int(here)])
     dist.all_reduce(said, op=dist.ReduceOp.MAX, group=group)
     return bool(said.item())

@@ -18,16 +18,18 @@ def new_trainer_name() -> str:
 
 
 class TrainerFence:
-    """Knows which trainer an engine follows: the one that joined last. Trainers before it are refused from then on, so
-    that two that were given the same engine by mistake do not overwrite each other's weights in turn.
+    """Knows which trainer an engine follows: the one that joined last. Earlier trainers are refused from then on, so
+    that two trainers that were given the same engine by mistake do not overwrite each other's weights in turn.
     """
 
     def __init__(self) -> None:
         self._current = ""
-        self._superseded: dict[str, None] = {}  # In the order in which they were.
+        self._superseded: dict[str, None] = {}  # Earlier trainers, the oldest first.
 
     def refusal(self, engine: str, trainer: str) -> FencedError | None:
-        """Returns the error for a trainer before the current one; None for any other, and for one without a name."""
+        """Returns the error for a trainer that joined before the current one; None for any other trainer, and for a
+        trainer without a name.
+        """
         if trainer not in self._superseded:
             return None
         return FencedError(

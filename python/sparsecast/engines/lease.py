@@ -15,19 +15,20 @@ class PauseLease:
     """The right of a trainer to keep an engine paused, until a deadline that it renews. For one event loop.
 
     expire   ends the update that is open and resumes the engine, or says why not; returns a sentence.
-    log      gets this sentence: one that the server shows to its operator.
+    log      gets this sentence: a logger that the server shows to its operator.
 
-    An expiry takes several calls of the engine. Whoever renews meanwhile, the next trainer, waits for its end: the pause
-    that it takes afterwards is its own, and nothing that was begun for the lease before ends it.
+    An expiry takes several calls of the engine. A trainer that renews during an expiry waits until the expiry has
+    ended: the pause that it takes afterwards is its own, and nothing that was begun for the earlier lease ends this
+    pause.
     """
 
     def __init__(self, expire: Callable[[], Awaitable[str]], log: logging.Logger = _log) -> None:
         self._expire = expire
         self._log = log
-        self._watch: asyncio.Task[None] | None = None  # None also while it expires.
+        self._watch: asyncio.Task[None] | None = None  # Waits for the deadline; None also during an expiry.
         self._turn = asyncio.Lock()  # Held while a lease is changed, and while one expires.
         self.last_expiry = ""
-        """What was done when a lease last ran out; empty if none has."""
+        """What was done when a lease last ran out; empty if no lease has."""
 
     @property
     def is_held(self) -> bool:
@@ -49,7 +50,7 @@ class PauseLease:
 
     async def _expire_in(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        async with self._turn:  # Whoever changes the lease before that cancels this.
+        async with self._turn:  # A change of the lease before this point cancels this task.
             self._watch = None
             try:
                 self.last_expiry = await self._expire()

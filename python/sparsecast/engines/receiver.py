@@ -6,7 +6,7 @@
        |                   +----------- join() ----- broken <--------+   any failure; the version before stands
        +-- join() fails                                 dirty            memory is half-written: join() repairs it
 
-`join` and `apply` are for one thread, the engine's; `version`, `state` and `span` may be used from any.
+`join` and `apply` are for one thread, the engine's; `version`, `state` and `span` may be used from any thread.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Held:
     is_whole: bool
     """Whether all of it is of one version, so that it may be served."""
     version: int | None
-    """None: of the engine's checkpoint, or of another trainer."""
+    """Version in the memory; None for the weights of the engine's checkpoint, or of another trainer."""
 
 
 @dataclass
@@ -78,10 +78,11 @@ class Receiver:
     `layout` is the whole engine's, the same on all its ranks; `tensors[i]` is the memory of
     `layout.ranks[rank].tensors[i]`, contiguous, which the caller keeps where it is. The memory holds `version` now,
     unless `needs_anchor`: then `join` writes all of it. On a GPU all work is enqueued on `stream` (its handle; 0: a
-    stream of the receiver's own). `entry_bytes` is that of `Subscriber`. `recomputations` bring tensors that the engine
-    computes from its weights up to date, after every write. `guard` raises UsageError once the model has a weight in
-    other memory: `join`, `start_receive`, `apply` and `audit` ask it first, and nothing is written then. `before` is what
-    the engine could serve until now, of this trainer or not; None: `version`, or its checkpoint with `needs_anchor`. Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
+    stream of the receiver's own). `entry_bytes` means the same as for `Subscriber`. `recomputations` bring tensors that
+    the engine computes from its weights up to date, after every write. `guard` raises UsageError once the model has a
+    weight in other memory: `join`, `start_receive`, `apply` and `audit` ask it first, and nothing is written then.
+    `before` is what the engine could serve until now, of this trainer or not; None: `version`, or its checkpoint with
+    `needs_anchor`. Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Receiver:
         self._epoch = 0  # Odd while an apply runs.
         self._lock = threading.Lock()
         self._channel: ControlChannel | None = None
-        # One thread for everything that uses the channels: NCCL's want their calls from the thread that made them.
+        # One thread for all use of the channels: NCCL's channels want their calls from the thread that made them.
         self._wire = ThreadPoolExecutor(1, thread_name_prefix=f"sparsecast-{engine}-{rank}")
         self._staging: Future[None] | None = None
         self._receipts: list[Receipt] = []
@@ -138,7 +139,7 @@ class Receiver:
 
     @property
     def version(self) -> int:
-        """Version last verified. During an apply it is still the one before."""
+        """Version last verified. During an apply this is still the version before."""
         return self._version
 
     @property
@@ -154,8 +155,8 @@ class Receiver:
 
     @property
     def in_doubt(self) -> int:
-        """Version that this rank has applied without hearing whether the group committed it, in state "broken"; 0: none.
-        The weights are whole, and of this version, while `version` is the one before.
+        """Version that this rank has applied without hearing whether the group committed it, in state "broken"; 0:
+        none. The weights are whole, and of the version in doubt, while `version` is still the version before.
         """
         return self._subscriber.in_doubt if self._state == "broken" else 0
 
@@ -165,7 +166,9 @@ class Receiver:
 
     @contextlib.contextmanager
     def span(self) -> Iterator[VersionSpan]:
-        """Starts a stamp of a generation: the versions at its start and end. Raises DirtyError if no version is whole."""
+        """Starts a stamp of a generation: the versions at its start and end. Raises DirtyError if no version is
+        whole.
+        """
         with self._lock:
             self._refuse_dirty()
             span, epoch = VersionSpan(self._version), self._epoch
@@ -191,10 +194,10 @@ class Receiver:
         """Meets the trainer and all engines as rank `world.rank_offset`, and verifies that this rank holds the
         trainer's version.
 
-        Collective over the world, within `timeout` seconds. Writes the weights if they hold no version, or another one
-        than the trainer's (no generation may run then); otherwise it only reads them. Joining again replaces the group,
-        whatever its state. Raises UnauthenticatedError for another secret, DeadlineError if not all ranks come,
-        DigestMismatchError if the memory differs from its version, and the errors of the plan.
+        Collective over the world, within `timeout` seconds. Writes the weights if they hold no version, or another
+        version than the trainer's (no generation may run then); otherwise it only reads the weights. Joining again
+        replaces the group, whatever its state. Raises UnauthenticatedError for another secret, DeadlineError if not all
+        ranks come, DigestMismatchError if the memory differs from its version, and the errors of the plan.
         """
         self._refuse_closed()
         self._guard()
@@ -221,8 +224,8 @@ class Receiver:
         """Starts receiving the next version in the background; generation continues. Collective with the trainer's
         sync().
 
-        `base_version` is the version that the trainer expects this engine to have: VersionGapError if it has another
-        one.
+        `base_version` is the version that the trainer expects this engine to have: VersionGapError is raised if the
+        engine has another version.
         """
         self._refuse_closed()
         self._refuse_dirty()
@@ -272,7 +275,7 @@ class Receiver:
             except BaseException as error:
                 self._state = "dirty" if isinstance(error, DirtyError) else "broken"
                 if self._state == "broken":
-                    self._recompute()  # The weights are whole: of the version before, or of the one in doubt.
+                    self._recompute()  # The weights are whole: of the version before, or of the version in doubt.
                 raise
             self._recompute()
             receipt = self._receipt(report, time.monotonic() - begin)
@@ -301,7 +304,8 @@ class Receiver:
             self._state = "broken"
 
     def settle(self, committed: bool) -> None:
-        """Ends a doubt without the trainer, which is gone: the version in doubt stands, or the one before comes back.
+        """Ends a doubt without the trainer, which is gone: the version in doubt stands, or the version before comes
+        back.
 
         No generation may run. All ranks of an engine settle alike. Raises DirtyError if the version before could not be
         brought back. Does nothing without a doubt.
@@ -318,9 +322,9 @@ class Receiver:
             self._version = self._subscriber.version
 
     def audit(self) -> None:
-        """Reads all weights and compares their digest with that of the version, and what the engine has computed from
-        them with what it computes now. Raises DirtyError naming a tensor: then only join() repairs them. No generation
-        may run.
+        """Reads all weights and compares their digest with the digest of the version, and compares what the engine has
+        computed from the weights with what it computes now. Raises DirtyError naming a tensor; only join() repairs the
+        weights then. No generation may run.
         """
         self._refuse_closed()
         self._refuse_dirty()
@@ -334,7 +338,7 @@ class Receiver:
             raise
 
     def close(self, timeout: float = 60.0) -> None:
-        """Leaves the group; the weights do not change. Ranks that wait for this one fail at once."""
+        """Leaves the group; the weights do not change. Ranks that wait for this rank fail at once."""
         if self._state != "closed":
             self.abandon(f"engine {self.engine!r}, rank {self.rank}, has left", timeout)
             self._before = self.held
@@ -374,7 +378,9 @@ class Receiver:
                 self._epoch += 1
 
     def _after_failed_join(self, error: BaseException, verified: bool) -> State:
-        """Returns the state after a failed join, which may have started to write an anchor: reading the weights tells."""
+        """Returns the state after a failed join, which may have started to write an anchor: reading the weights
+        tells.
+        """
         if isinstance(error, DirtyError) or self._state == "dirty":
             return "dirty"
         if not verified:

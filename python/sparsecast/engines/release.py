@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which releases of sparsecast work together: those that differ in their patch number alone."""
+"""Which releases of sparsecast work together: releases that differ in their patch number alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def own_release() -> str:
 
 
 def refuse_other_release(release: object) -> None:
-    """Raises UnsupportedError, naming both versions and the cure, if the trainer's `release` differs from that of this
-    installation in more than the patch number. Empty: a caller that has none; nothing is compared.
+    """Raises UnsupportedError, naming both versions and the cure, if the trainer's `release` differs from the version
+    of this installation in more than the patch number. An empty `release`, of a caller that has none, is not compared.
     """
     if not isinstance(release, str) or (release and not _RELEASE.fullmatch(release)):
         raise UsageError(f"release is {release!r}, not a version of sparsecast")

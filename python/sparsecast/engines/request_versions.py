@@ -5,7 +5,7 @@ A request for a generation may carry
 
     X-Weight-Version: 12             it is generated with version 12, or refused
     X-Weight-Version-At-Least: 12    with version 12 or a newer one
-    X-Weight-Version-Wait: 5         seconds to wait until that is so; without it, it is refused at once
+    X-Weight-Version-Wait: 5         seconds to wait for that version; without this header it is refused at once
 
 and is refused with 409 and the version that the server has. Each response names the version at its start
 (X-Weight-Version-Start) and at its end: X-Weight-Version-End, or, in a stream of events, a last comment line
@@ -44,12 +44,14 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def is_wanted() -> bool:
-    """Returns whether the server's environment switches it on."""
+    """Returns whether the server's environment switches the middleware on."""
     return os.environ.get(VARIABLE, "") not in ("", "0")
 
 
 class RequestVersions:
-    """The middleware around `app`. `ask` returns the version that the engine names; by default vLLM's engine is asked."""
+    """The middleware around `app`. `ask` returns the version that the engine names; by default vLLM's engine is
+    asked.
+    """
 
     def __init__(self, app: Application, ask: Callable[[], Awaitable[str]] | None = None) -> None:
         self._app = app

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows which tensors a model is made with that have one value throughout, as buffers for padded weights have."""
+"""Finds which tensors of a model are made with one value throughout, as buffers for padded weights are."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _FILLED = {_aten.zeros: 0.0, _aten.ones: 1.0}
 
 
 class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Knows, while a model is made under this mode and afterwards, the values of its constant tensors, which tensors on
-    the meta device do not show.
+    """Remembers the values of the constant tensors of a model that is made under this mode, since tensors on the meta
+    device do not show their values.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._values: dict[int, tuple[torch.Tensor, float]] = {}  # With the tensor, so that no other gets its storage.
+        self._values: dict[int, tuple[torch.Tensor, float]] = {}  # With the tensor, which keeps its storage alive.
 
     def value_of(self, tensor: torch.Tensor) -> float | None:
-        """Returns the value of all elements of the storage of a tensor; None if it is not known to be one."""
+        """Returns the one value that all elements of a tensor's storage have; None if no such value is known."""
         found = self._values.get(storage_key(tensor))
         return None if found is None else found[1]
 

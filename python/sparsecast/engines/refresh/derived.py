@@ -15,8 +15,8 @@ def derived_tensors(model: torch.nn.Module, besides: Collection[str] = ()) -> se
     """Returns the names of floating-point matrices that modules keep in memory of their own (factors of MLA, packed
     copies).
 
-    A patch of the weights does not update them. Vectors are ignored (slopes, frequencies and scales that come from the
-    configuration), as are attributes named in `besides`.
+    A patch of the weights does not update these matrices. Vectors are ignored (slopes, frequencies and scales that come
+    from the configuration), as are attributes named in `besides`.
     """
     found = list(slots(model))
     live = {slot.data.untyped_storage().data_ptr() for slot in found if slot.registered}
@@ -32,11 +32,11 @@ def derived_tensors(model: torch.nn.Module, besides: Collection[str] = ()) -> se
 
 
 def packed_copies(model: torch.nn.Module) -> set[str]:
-    """Returns the names of functions that modules have for a computation of their own, and that hold tensors besides
-    the live weights, or the handle of a library that does: a copy that a CPU kernel has packed (vLLM's `cpu_linear`
-    over oneDNN, whose handle is a tensor in an object).
+    """Returns the names of functions that modules have for a computation of their own, and that hold tensors other than
+    the live weights, or the handle of a library that holds such tensors: a copy that a CPU kernel has packed (vLLM's
+    `cpu_linear` over oneDNN, whose handle is a tensor in an object).
 
-    No attribute shows such a copy, and the weight beside it may be there unchanged, or be gone.
+    No attribute shows such a copy, and the weight that was packed may be there unchanged, or be gone.
     """
     live = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch dispatch modes that follow one canonical tensor through a loader that only copies: one has the copies that
-reach the model skip NaNs, one turns them around and reads the tensor back.
+"""Torch dispatch modes that follow one canonical tensor through a loader that only copies: `MaskedCopies` makes the
+copies that reach the model skip NaNs, and `ReadBack` runs the copies backwards to read the tensor out of the model.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ def nan_bits(dtype: torch.dtype) -> int:
 
 
 def is_nan(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns where a tensor of a dtype that has NaNs is one, by its bits; 8-bit floats have no `isnan` everywhere."""
+    """Returns a mask of the NaNs of a tensor whose dtype has NaNs, found by their bits, because 8-bit floats do not
+    have `isnan` everywhere.
+    """
     unsigned, largest = _LARGEST[tensor.dtype]
     return (bits_of(tensor) & unsigned) > largest
 
 
 class _FollowedCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows a tensor through a loader: what is copied from it carries its elements, too, until they reach a tensor
-    that was there before. Raises UnsupportedError naming it if the loader computes with it.
+    """Follows a tensor through a loader, from copy to copy, until its elements reach a tensor that was there before the
+    loader ran. Raises UnsupportedError naming the followed tensor if the loader computes with it.
     """
 
     _purpose = ""
@@ -60,7 +62,7 @@ class _FollowedCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._name = name
         self._carrying = {storage_key(tensor)}
         self._made: set[int] = set()
-        self._keep_alive: list[torch.Tensor] = []  # A storage that is freed would give its identity to another one.
+        self._keep_alive: list[torch.Tensor] = []  # A storage that is freed would give its identity to another storage.
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -168,7 +170,9 @@ class ReadBack(_FollowedCopies):  # type: ignore[no-untyped-call]
         self._found: dict[int, torch.Tensor] = {}  # By storage: which of its elements come from the model.
 
     def finish(self) -> None:
-        """Gives the tensor the elements that the model has of it; those that it has not stay as they are."""
+        """Fills the tensor with the elements that the model has of it; elements that the model does not have stay as
+        they are.
+        """
         for step in reversed(self._backwards):
             step()
 
@@ -179,7 +183,7 @@ class ReadBack(_FollowedCopies):  # type: ignore[no-untyped-call]
         self._backwards.append(lambda: self._copy_back(source, target, ...))
 
     def _copy_back(self, source: torch.Tensor, target: torch.Tensor, index: Any) -> None:
-        """Copies those elements of `target` to `source[index]` that come from the model."""
+        """Copies to `source[index]` the elements of `target` that come from the model."""
         to, bits = bits_of(source), bits_of(target).to(source.device)
         if storage_key(target) not in self._made:
             to[index] = bits
@@ -203,7 +207,7 @@ class ReadBack(_FollowedCopies):  # type: ignore[no-untyped-call]
         self._pair(source, target)
 
     def _number(self, func: Any, tensor: torch.Tensor) -> Any:
-        value = odd_float(len(self._numbers) + 1)  # No loader has it, so that the fill can be known again.
+        value = odd_float(len(self._numbers) + 1)  # No loader has this number, so that a fill with it is recognised.
         self._numbers[value] = tensor
         return value
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NaN-masked tensors for the loader of an engine: copies and fills that it makes of them skip the NaNs."""
+"""Passes NaN-masked tensors through the loader of an engine, whose copies and fills then skip the NaNs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ class MaskedLoader:
         self._device = torch.device(device)
 
     def prove(self, model: torch.nn.Module) -> None:
-        """Loads a tensor of NaNs alone for each name, which must change no parameter or buffer of `model`, and puts
-        back what it did change. Raises UnsupportedError naming a tensor that cannot be NaN-masked: an integer one, or
-        one with which the loader computes, or which it does not copy element by element, or on which it fails.
+        """Loads a tensor of NaNs alone for each name, which must change no parameter or buffer of `model`; what it does
+        change is put back. Raises UnsupportedError naming a tensor that cannot be NaN-masked: an integer tensor, or a
+        tensor with which the loader computes, which the loader does not copy element by element, or on which the loader
+        fails.
         """
         found = list(slots(model))
         known = {storage_key(slot.data): slot.name for slot in found}
@@ -83,10 +84,12 @@ class MaskedLoader:
             self._load_weights(iter([(name, tensor)]))
 
     def read_back(self, name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Gives `tensor`, which has the canonical shape, the elements that the model holds of it, by the loader's own
-        copies backwards; elements that it copies nowhere, of other ranks say, stay as they are. Writes no weight.
+        """Fills `tensor`, which has the canonical shape, with the elements that the model holds of it, by running the
+        loader's own copies backwards; elements that the loader copies nowhere (of other ranks, say) stay as they are.
+        Writes no weight.
 
-        Returns views of where they are in the model. Raises UnsupportedError if the loader does more than copy.
+        Returns views of the places of these elements in the model. Raises UnsupportedError if the loader does more than
+        copy.
         """
         reading = ReadBack(name, tensor)
         with torch.no_grad(), pools_run_here(), reading:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canonical tensors of which an engine's own loader is given what has changed, NaN-masked, after each update.
+"""Gives an engine's own loader, after each update, the changed elements of canonical tensors, NaN-masked.
 
-For tensors that updates patch in a copy beside the model, because their places in the model are not known, and with
-which the loader does nothing but copy.
+This is for tensors whose places in the model are not known, so that updates patch a copy of them that is kept outside
+the model, and with which the loader does nothing but copy.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sparsecast.errors import DirtyError, UnsupportedError
 
 
 class MaskedReload:
-    """Brings the model to what the copies hold, one tensor at a time, and reads each of them back.
+    """Brings the model to what the copies hold, one tensor at a time, and reads each tensor back.
 
     `copies` are the canonical tensors in canonical shapes, in host memory or on the device of the model, which the
-    caller patches. Beside them it needs memory on the device for four times the tensor that it is at, and 8 bytes for
-    each element of it that has changed. For the engine's thread, while nothing runs.
+    caller patches. In addition to the copies this needs memory on the device for four times the tensor that is being
+    loaded, and 8 bytes for each of its elements that has changed. For the engine's thread, while nothing runs.
     """
 
     def __init__(self, model: torch.nn.Module, load_weights: LoadWeights, copies: Mapping[str, torch.Tensor]) -> None:
@@ -33,7 +33,7 @@ class MaskedReload:
         self.derived: list[str] = []
         """Names of the tensors of the model into which the loader copies, once they are proven."""
         self.loaded_whole: list[str] = []
-        """Tensors of which the last `run` has given the loader all elements, because some have become NaNs."""
+        """Tensors that the last `run` gave the loader whole, because some of their elements have become NaNs."""
         self._model = model
         self._load_weights = load_weights
         self._device = next((slot.data.device for slot in slots(model)), torch.device("cpu"))
@@ -41,9 +41,9 @@ class MaskedReload:
         self._loader = MaskedLoader(table, load_weights, self._device)
 
     def prove(self, *, as_loaded: bool) -> None:
-        """Raises UnsupportedError naming a tensor that cannot be NaN-masked (an integer one, or one with which the
-        loader does more than copy), or that is not read back as its copy is, which `as_loaded` compares. The model is
-        as before then.
+        """Raises UnsupportedError naming a tensor that cannot be NaN-masked (an integer tensor, or a tensor with which
+        the loader does more than copy), and with `as_loaded` also a tensor that is read back with other bits than its
+        copy has. The model is as before then.
         """
         self._loader.prove(self._model)
         names = {storage_key(slot.data): slot.name for slot in slots(self._model)}
@@ -76,7 +76,7 @@ class MaskedReload:
                 ) from error
 
     def audit(self) -> None:
-        """Reads every tensor back. Raises DirtyError naming one of which the model holds something else."""
+        """Reads every tensor back. Raises DirtyError naming a tensor of which the model holds something else."""
         for name, copy in self.copies.items():
             new = copy.to(self._device)
             if not torch.equal(bits_of(self._read(name, new)[0]), bits_of(new)):
@@ -100,8 +100,8 @@ class MaskedReload:
             raise DirtyError(f"tensor {name!r}: the engine's loader left other bytes")
 
     def _read(self, name: str, new: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Returns the tensor as the model holds it, with the elements of `new` that the model does not hold, and where
-        it is in the model.
+        """Returns the tensor as the model holds it, with elements of `new` where the model holds none, and views of its
+        places in the model.
         """
         live = new.clone()
         return live, self._loader.read_back(name, live)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the tensors that a module of an engine reaches through its attributes, and puts back what was changed there."""
+"""Finds the tensors that a module of an engine reaches through its attributes, and restores what was changed there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _INTERNAL = frozenset(vars(torch.nn.Module()))
 
 
 class Reached:
-    """The tensors that a module reaches without its submodules, by their paths, and what is between: the objects that
-    its attributes are, such as methods of quantisation and kernels, which post-processing changes, too.
+    """Tensors reachable from a module's attributes (submodules excluded), by path, and the attribute objects on the
+    way. Post-processing changes these objects as well: methods of quantisation and kernels, for example.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -33,7 +33,9 @@ class Reached:
                 left += reversed([(f"{path}.{key}".removeprefix("."), each) for key, each in self._inside(value)])
 
     def put_back(self) -> None:
-        """Makes all that was reached hold what it held, without touching what holds it still."""
+        """Restores the contents of every object that was reached, and leaves alone the objects whose contents are
+        unchanged.
+        """
         for table, before in self._tables:
             if isinstance(table, list):
                 if list(map(id, table)) != list(map(id, before)):
@@ -43,7 +45,7 @@ class Reached:
                 table.update(before)
 
     def _inside(self, value: Any) -> list[tuple[object, Any]]:
-        """Returns what an object holds, with names for it, and remembers it."""
+        """Returns what an object holds, with names, and remembers the object's contents for `put_back`."""
         if isinstance(value, dict):
             self._tables.append((value, dict(value)))
             return list(value.items())

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors that an engine computes from its weights, brought up to date after each update by the engine's own code.
 
-What an engine computes once, after or while loading (MLA's factors of `kv_b_proj`, Mamba's `A = -exp(A_log)`, casts), a
-patch of the weights leaves behind. A `Step` is the piece of the engine that computed it; a `Recomputation` runs the
-steps again, after each update and within the pause, and leaves the results at the addresses where they were:
+A patch of the weights does not reach what an engine computes once, after or while loading (MLA's factors of
+`kv_b_proj`, Mamba's `A = -exp(A_log)`, casts). A `Step` is the piece of the engine that computed it; a `Recomputation`
+runs the steps again, after each update and within the pause, and leaves the results at the addresses where they were:
 
-    a step of the loader             canonical tensors that it computes with are kept beside the model (shadows) and
+    a step of the loader             canonical tensors that it computes with are kept outside the model (shadows) and
                                      patched like weights; the loader gets them again
     a step of post-processing        its inputs are live weights, which are patched in place; it runs over one module
 
-A loader's steps take all shadows at once, which it may compute with together, and tensors in mode "dense" a few at a
-time. Those in mode "nan_masked" are no steps: `masked_reload` brings them up to date.
+The loader gets all shadows in one step, because it may compute with several of them together, and tensors in mode
+"dense" a few in each step. Tensors in mode "nan_masked" need no step: `masked_reload` brings them up to date.
 
-`prove` runs every step once before the first update and refuses, with the reason, those whose results are not a
+`prove` runs every step once before the first update and refuses, with the reason, steps whose results are not a
 function of their inputs alone, or not what the engine's own load has left.
 """
 
@@ -46,13 +46,13 @@ class Step:
     inputs: tuple[torch.Tensor, ...] = ()
     """Shadows that it reads."""
     loads: tuple[str, ...] = ()
-    """Names of the tensors that it gives the loader, if it is one of several of the loader."""
+    """Names of the tensors that the step gives the loader, if the loader has several steps."""
     repacks: bool = False
-    """Whether it is post-processing that makes tensors of `module` of `inputs` alone (`repacked`)."""
+    """Whether the step is post-processing that makes tensors of `module` from `inputs` alone (module `repacked`)."""
     places: tuple[Slot, ...] = ()
-    """More places that it may write than those of `module`."""
+    """Places that the step may write in addition to the places of `module`."""
     unproven: str = ""
-    """What is not known to be right unless it makes what the engine's own load has left."""
+    """What is only known to be right if the step makes what the engine's own load has left."""
     derived: list[Slot] = field(default_factory=list)
     """Places whose tensors it computes; `Recomputation.prove` finds them."""
 
@@ -67,15 +67,15 @@ def loader_step(model: torch.nn.Module, load_weights: LoadWeights, shadows: Mapp
 
 
 def loader_steps(model: torch.nn.Module, load_weights: LoadWeights, traced: TracedLoader) -> list[Step]:
-    """Returns the steps of the loader for this map: one for its shadows, and those for its dense tensors."""
+    """Returns the steps of the loader for this map: one step for its shadows, and the steps for its dense tensors."""
     shadows = traced.shadows("shadow")
     steps = [loader_step(model, load_weights, shadows)] if shadows else []
     return steps + dense_steps(model, load_weights, traced.shadows("dense"))
 
 
 def dense_steps(model: torch.nn.Module, load_weights: LoadWeights, copies: Mapping[str, torch.Tensor]) -> list[Step]:
-    """Returns steps that give the loader whole tensors from host memory, in their order, in each step as many as have
-    the bytes of the largest. Each is on the device of the model when the loader takes it.
+    """Returns steps that give the loader whole tensors from host memory, in their order; each step has as many tensors
+    as fit into the bytes of the largest tensor. A tensor is moved to the device of the model when the loader takes it.
     """
     largest = max((copy.nbytes for copy in copies.values()), default=0)
     device = next((slot.data.device for slot in slots(model)), torch.device("cpu"))
@@ -95,8 +95,8 @@ def dense_steps(model: torch.nn.Module, load_weights: LoadWeights, copies: Mappi
 
 
 def steps_that_make(derived: Collection[str], post_processing: Iterable[Step]) -> list[Step]:
-    """Returns the steps of an engine, in its order, that may have made one of these tensors: those of the innermost
-    modules that have the tensor.
+    """Returns the steps of an engine, in its order, that may have made one of the tensors in `derived`: for each
+    tensor, the steps of the innermost module that has it.
     """
     steps = list(post_processing)
     wanted: set[str] = set()
@@ -109,9 +109,9 @@ def steps_that_make(derived: Collection[str], post_processing: Iterable[Step]) -
 class Recomputation:
     """The steps that bring the derived tensors of one rank up to date; for the engine's thread, while nothing runs.
 
-    `traced` is the map of what updates patch, with the copies that are kept beside the model. `needed` names the tensors
-    that the steps have to make, besides those that the map says the loader computes. `load_weights` is the loader for
-    tensors in mode "nan_masked", and for those whose mode is chosen by `prove`.
+    `traced` is the map of what updates patch, with the copies that are kept outside the model. `needed` names the
+    tensors that the steps have to make, in addition to the tensors that the loader computes according to the map.
+    `load_weights` is the loader for tensors in mode "nan_masked", and for tensors whose mode is chosen by `prove`.
     """
 
     def __init__(
@@ -156,12 +156,12 @@ class Recomputation:
 
     @property
     def loaded_whole(self) -> list[str]:
-        """NaN-masked tensors that were loaded whole in the last `run`, because elements of them became NaNs."""
+        """NaN-masked tensors that were loaded whole in the last `run`, because some of their elements became NaNs."""
         return self._masked.loaded_whole if self._masked is not None else []
 
     def prove(self, *, as_loaded: bool) -> None:
         """Runs every step and puts all of the model back as it was. Raises UnsupportedError, with the reason, for a
-        step that cannot be run again, and for a tensor in `needed` that none computes.
+        step that cannot be run again, and for a tensor in `needed` that no step computes.
 
         With `as_loaded`, the live tensors are what the engine's own load has left, and every step has to make the same
         bits; without it (weights that are still to come) each step has to make the same bits twice.
@@ -169,7 +169,8 @@ class Recomputation:
         self._choose_and_mask(as_loaded)
         more = [slot for step in self.steps for slot in step.places]
         known = {storage_key(slot.data): slot.name for slot in (*more, *slots(self._model))}
-        beside = {storage_key(copy) for copy in self._copies.values()}  # Of no value before the loader has made them.
+        # The copies outside the model hold nothing of value before the loader fills them.
+        beside = {storage_key(copy) for copy in self._copies.values()}
         for step in self.steps:
             if step.unproven and not as_loaded:
                 raise UnsupportedError(f"{step.unproven}: join with proof='checkpoint', without needs_anchor")
@@ -191,8 +192,8 @@ class Recomputation:
             )
 
     def run(self) -> None:
-        """Computes every derived tensor anew, at the address where it was. Raises DirtyError, naming the tensor or the
-        step, if that fails: then the weights are of the new version, and what was computed from them is not.
+        """Computes every derived tensor again, at the address where it was. Raises DirtyError, naming the tensor or the
+        step, if that fails: then the weights are of the new version, and the derived tensors are not.
         """
         begin = time.perf_counter()
         if self._masked is not None:
@@ -203,8 +204,8 @@ class Recomputation:
         self.seconds = time.perf_counter() - begin
 
     def audit(self) -> None:
-        """Computes every derived tensor anew, reads every NaN-masked one back, and compares. Raises DirtyError naming
-        one that was something else.
+        """Computes every derived tensor again, reads every NaN-masked tensor back, and compares. Raises DirtyError
+        naming a tensor that held something else.
         """
         if self._masked is not None:
             self._masked.audit()
@@ -217,7 +218,9 @@ class Recomputation:
         self._synchronize()
 
     def _choose_and_mask(self, as_loaded: bool) -> None:
-        """Chooses the mode of tensors that the trace could not follow, and proves those that are to be NaN-masked."""
+        """Chooses the mode of tensors that the trace could not follow, and proves the tensors that are to be
+        NaN-masked.
+        """
         still_open = {name: self.shadows[name] for name, mode in self.modes.items() if mode == ""}
         for name, copy in still_open.items():
             try:
@@ -227,7 +230,7 @@ class Recomputation:
                 self.modes[name] = "dense"
                 self.reasons[name] += f"; {error}"
         dense = {name: copy for name, copy in still_open.items() if self.modes[name] == "dense"}
-        if dense:  # Before the post-processing, which may read what they load.
+        if dense:  # Before the post-processing, which may read what these steps load.
             assert self._load_weights is not None
             self.steps = (*dense_steps(self._model, self._load_weights, dense), *self.steps)
         masked = {name: copy for name, copy in self.shadows.items() if self.modes[name] == "nan_masked"}

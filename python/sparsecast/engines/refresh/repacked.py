@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules whose parameters an engine has changed in form after loading: transposed, repacked or quantised once more.
 
-The loader cannot be traced into such parameters. Where the bytes have stayed and only their form is another (a
-transposed view, another name), live memory is patched in the form that it had when it was loaded. Else the parameter is
-kept a second time so, in host memory, with this rank's part of it; updates patch that copy through the map of the
-loader, and the engine's own post-processing makes of the copies, after each update, what the live parameters have to
-be:
+The loader cannot be traced into such parameters. Where the bytes have stayed and only the form has changed (a
+transposed view, another name), live memory is patched in the form that the parameter had when it was loaded. Otherwise
+this rank's part of the parameter is kept a second time, in host memory, as it was loaded; updates patch this copy
+through the map of the loader, and after each update the engine's own post-processing makes the live parameters from the
+copies:
 
     canonical tensor -> loader's map -> copy as loaded -> post-processing -> live parameter, at its address
 
-Post-processing runs over a twin of the module: the same model made once more on the meta device, of which it takes the
-module and gives it clones of the copies. So nothing of the live module changes but the bytes of its tensors, and each
-run begins with a module to which nothing has happened yet.
+Post-processing runs over a twin of the module: the same model is made once more on the meta device, and its module of
+the same name gets clones of the copies as parameters. So nothing of the live module changes but the bytes of its
+tensors, and each run begins with a module that has not been post-processed yet.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _PERIOD = 65521
 class RepackedModules:
     """The repacked modules of a live model, with the copies of their parameters; for the engine's thread.
 
-    `twin` is the same model on the meta device, as it is before loading, and `constants` has seen it made. `finish` has,
-    by the names of the modules, the engine's post-processing of the twin's ones.
+    `twin` is the same model on the meta device, as it is before loading; it was made under the mode `constants`.
+    `finish` has, by the names of the modules, the engine's post-processing of the twin's modules.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class RepackedModules:
 
     @property
     def parameters(self) -> list[str]:
-        """Names of the parameters that they had when they were loaded."""
+        """Names of the parameters that the modules had when they were loaded."""
         return [f"{module.name}.{name}" for module in self._modules for name in module.copies]
 
     def has(self, name: str) -> bool:
-        """Returns whether a tensor of the model is in one of the modules."""
+        """Returns whether a tensor of the model is in one of the repacked modules."""
         return any(name.startswith(f"{module.name}.") for module in self._modules)
 
     @contextlib.contextmanager
     def shown(self, *, to_read: bool = False) -> Iterator[None]:
-        """Lets the model have the copies in the place of its live parameters meanwhile, as the loader needs them; with
-        `to_read` clones of them on the model's device, if they are not there.
+        """Puts the copies in the place of the model's live parameters during the context, as the loader needs it; with
+        `to_read`, clones of the copies on the model's device, where a copy is not there already.
         """
         live = [(module.live._parameters, dict(module.live._parameters)) for module in self._modules]
         for module in self._modules:
@@ -95,7 +95,9 @@ class RepackedModules:
                 table.update(before)
 
     def around(self, run: Callable[P, R], *, to_read: bool = False) -> Callable[P, R]:
-        """Returns a piece of the engine's loading, from before post-processing, with the copies `shown` to it."""
+        """Returns `run`, a piece of the engine's loading from before post-processing, with the copies `shown` while it
+        runs.
+        """
 
         def shown(*arguments: P.args, **options: P.kwargs) -> R:
             with self.shown(to_read=to_read):
@@ -113,9 +115,9 @@ class RepackedModules:
         )
 
     def completed(self, traced: TracedLoader) -> TracedLoader:
-        """Returns a map that was traced while the copies were shown, with them named. Raises UnsupportedError for a
-        parameter that no canonical tensor fills whole, if post-processing makes something of the rest, and the engine
-        does not make the parameter as a constant.
+        """Returns a map that was traced while the copies were shown, with the copies named in `repacked`. Raises
+        UnsupportedError for a parameter that no canonical tensor fills whole, if post-processing makes something of the
+        unfilled rest, and the engine does not make the parameter with one constant value.
         """
         own = {f"{module.name}.{name}" for module in self._modules for name in module.copies if module.is_copy(name)}
         complete = set(own)
@@ -130,8 +132,8 @@ class RepackedModules:
         )
 
     def steps(self, loader_steps: Sequence[Step]) -> list[Step]:
-        """Returns the steps of the loader, which may write the copies, too, and those that make the live parameters of
-        the copies.
+        """Returns the steps of the loader, which may then write the copies, too, and the steps that make the live
+        parameters from the copies.
         """
         return [
             *(replace(step, places=self.places) for step in loader_steps),
@@ -144,7 +146,7 @@ class RepackedModules:
 
 
 class _Repacked:
-    """One of the modules."""
+    """One repacked module."""
 
     def __init__(
         self,
@@ -160,16 +162,17 @@ class _Repacked:
         self._twin, self._finish, self._device = twin, finish, device
         own = {key: p for key, p in twin._parameters.items() if p is not None and id(p) not in shared}
         self.shared = {key for key, parameter in twin._parameters.items() if id(parameter) in shared}
-        """Names of parameters that are those of another module, too, and stay as they are loaded there."""
+        """Names of parameters that another module has as well, and that stay as they are loaded there."""
         self._fresh = Reached(twin)
         common = {storage_key(tensor) for tensor in self._fresh.tensors.values() if not tensor.is_meta}
         reached = Reached(live).tensors
         self._live = {path: tensor for path, tensor in reached.items() if storage_key(tensor) not in common}
-        """What the live module reaches and the twin does not: not what all modules have in common."""
+        """Tensors that the live module reaches and the twin does not, by path; without tensors that all modules share.
+        """
         self._in_place: dict[int, str] = {}
-        """Live storages that have the bytes of a parameter as it was loaded, and its name."""
+        """Names of parameters by live storage, for storages that have the bytes of the parameter as it was loaded."""
         self.lies_in_place = False
-        """Whether that are all that the module has."""
+        """Whether all live tensors of the module lie in such storages, or are as they were constructed."""
         live_memory = self._find_what_lies_in_place(own)
         self.copies = {key: _as_loaded(p, live_memory.get(key), live, twin, device) for key, p in own.items()}
         """The parameters in the form that they had when they were loaded."""
@@ -179,10 +182,10 @@ class _Repacked:
             if value and key not in live_memory:  # Copies begin as zeros.
                 self.copies[key].fill_(value)
         self.unproven = ""
-        """What only the engine's own load proves; empty if there is nothing of that kind."""
+        """What only a comparison with the engine's own load proves; empty if there is nothing of that kind."""
 
     def copies_on_device(self) -> dict[str, torch.Tensor]:
-        """Returns the copies, or clones of those in host memory if the model is on another device."""
+        """Returns the copies; where a copy is not on the module's device, a clone of it there."""
         return {
             key: copy if copy.device == self._device else _like(copy.detach().to(self._device), copy)
             for key, copy in self.copies.items()
@@ -194,12 +197,12 @@ class _Repacked:
 
     def _find_what_lies_in_place(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns the live memory of parameters whose bytes post-processing leaves where they are, whatever it makes of
-        their form (a transposed view, another name). It is given random values to tell.
+        their form (a transposed view, another name). Post-processing is given random values to find that out.
         """
         try:
             with _probing():
                 made, given = self._made({key: self._random(parameter) for key, parameter in parameters.items()})
-        except Exception:  # It may not like the values; the proof tells whether it likes those of the weights.
+        except Exception:  # Post-processing may fail on random values; the proof tells whether it does on weights.
             return {}
         found: dict[str, torch.Tensor] = {}
         for key, tensor in given.items():
@@ -221,8 +224,8 @@ class _Repacked:
         return is_constant or path in self.shared
 
     def run(self) -> None:
-        """Makes every live tensor of the module anew, at its address. Raises UnsupportedError if one is not made as it
-        is; nothing is written then.
+        """Makes every live tensor of the module again, at its address. Raises UnsupportedError, before anything is
+        written, if post-processing does not make a tensor, or makes it with another dtype or shape.
         """
         made, _ = self._made(self.copies)
         writes: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -245,7 +248,7 @@ class _Repacked:
             tensor.copy_(new)
 
     def places(self) -> tuple[Slot, ...]:
-        """Returns the places of live tensors that are not the module's own, but those of objects that it has."""
+        """Returns the places of live tensors that belong to objects of the module instead of the module itself."""
         own = {storage_key(slot.data) for slot in slots(self.live)}
         return tuple(
             Slot(f"{self.name}.{path}", {path: tensor}, path, tensor, tensor, False)
@@ -255,7 +258,7 @@ class _Repacked:
 
     def look_at_unfilled(self, traced: TracedLoader) -> None:
         """Raises UnsupportedError if the results depend on elements of the copies that no shard fills, and that are not
-        known to be what the engine makes the parameter with.
+        known to have the value with which the engine makes the parameter.
         """
         unfilled = [name for name in self.copies if self.is_copy(name) and f"{self.name}.{name}" in traced.missing]
         if not unfilled:
@@ -278,8 +281,8 @@ class _Repacked:
                 self.unproven = f"{reason}: whether the rest is padding is proven by what the engine has loaded alone"
 
     def padded_in_place(self, traced: TracedLoader) -> set[str]:
-        """Returns the names of parameters in live memory that tensors fill in part, if all the rest is there what the
-        engine makes the parameter with: padding.
+        """Returns the names of parameters in live memory that tensors fill in part, if the rest has the value with
+        which the engine makes the parameter: padding.
         """
         found: set[str] = set()
         for name, value in self._constants.items():
@@ -303,8 +306,8 @@ class _Repacked:
         return mask
 
     def _random(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Returns values in the form of a parameter, the same each time; finite ones of a floating-point dtype. They
-        repeat themselves, after a prime number of elements that fits no tile.
+        """Returns random values in the form of a parameter, the same values each time, and finite for a floating-point
+        dtype. The values repeat after a prime number of elements, which fits no tile.
         """
         size, dtype = storage_elements(parameter), parameter.dtype
         random = torch.Generator().manual_seed(size)
@@ -317,7 +320,7 @@ class _Repacked:
 
     def _made(self, copies: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Returns the tensors of the twin, by their paths, after post-processing that was given clones of `copies`, and
-        these clones.
+        the clones.
         """
         given: dict[str, torch.Tensor] = {}
         parameters: dict[str, Any] = self._twin._parameters
@@ -359,8 +362,8 @@ def _as_loaded(
 
 @contextlib.contextmanager
 def _probing() -> Iterator[None]:
-    """Undoes what is written meanwhile into tensors that there were before, and keeps silent what the engine says of
-    values that are none of the model's.
+    """Undoes what is written during the context into tensors that existed before it, and silences what the engine logs
+    about values that are not the model's.
     """
     watch, disabled = Watch({}), logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names the draft model of a SGLang server, which a patch of the target leaves as it is."""
+"""Names the draft model of an SGLang server, which a patch of the target leaves as it is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stale_draft() -> str:
 
 
 def say_stale_draft() -> None:
-    """Logs `stale_draft`, if there is one."""
+    """Logs the sentence of `stale_draft`, if it is not empty."""
     words = stale_draft()
     if words:
         _log.warning("%s", words)

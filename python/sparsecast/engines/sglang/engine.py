@@ -10,7 +10,7 @@
     destroy_weights_update_group  leave
 
 Parameters stay where they are, with the addresses that CUDA graphs captured, and what the engine has computed from them
-is computed again (`recompute`); otherwise post-processing must have changed nothing, which `weights` sees to.
+is computed again (`recompute`); otherwise post-processing must have changed nothing, which the module `weights` checks.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class _RankState(NamedTuple):
 class SglangEnd:
     """Receiver of one rank, for the thread of the scheduler; `status` for any thread.
 
-    `model_runner` is that of SGLang; every join reads its `model`, `model_config` and `device`. `cpu_group` has the
-    ranks that hold the model together: the tensor-parallel ones of all stages. All methods except `leave` and `status` are collective over that group: if one rank
-    fails, every rank raises, so that the answer of rank 0, the only one that clients of SGLang get, covers all.
+    `model_runner` is SGLang's; every join reads its `model`, `model_config` and `device`. `cpu_group` has the ranks
+    that hold the model together: the tensor-parallel ranks of all stages. All methods except `leave` and `status` are
+    collective over that group: if one rank fails, every rank raises, so that the answer of rank 0, which is the only
+    answer that clients of SGLang get, covers all ranks.
     """
 
     def __init__(self, model_runner: ModelRunner, cpu_group: ProcessGroup) -> None:
@@ -60,12 +61,12 @@ class SglangEnd:
         self._rank = dist.get_rank(cpu_group)
         self._fence = TrainerFence()
         self._asked: tuple[Any, ...] = ()  # Table and modes of the receiver.
-        self._map_verified = False  # Once; later the weights differ from those in the files.
+        self._map_verified = False  # Compared once; later the weights differ from the files.
         self._left_version: int | None = None
         self._traced: TracedLoader | None = None
         self._recomputation: Recomputation | None = None
-        self._shadows: dict[str, torch.Tensor] = {}  # Those that have been filled.
-        self._rearranged: set[str] = set()  # Modules of which the files have shown that a kernel keeps another order.
+        self._shadows: dict[str, torch.Tensor] = {}  # Copies that have been filled.
+        self._rearranged: set[str] = set()  # Modules whose kernels keep another order than the files.
 
     def join(self, host: str, port: int, rank_offset: int, world_size: int, info: GroupInfo) -> int:
         """Meets the trainer, verifies that this engine holds its version, and returns it. A later call joins a new
@@ -73,8 +74,8 @@ class SglangEnd:
 
         Blocks generation until all ranks have come, within `info.timeout` seconds. Raises UnsupportedError naming
         tensors or layers that cannot be patched, UsageError for names that do not fit, UnauthenticatedError,
-        DeadlineError, DigestMismatchError, FencedError for a trainer before the last; on ranks without a failure
-        PeerFailedError.
+        DeadlineError, DigestMismatchError, FencedError for a trainer that joined before the current one; on ranks
+        without a failure PeerFailedError.
         """
         raise_if_any_failed(self._fence.refusal(info.engine, info.trainer), self._group)
         world = World(
@@ -145,7 +146,9 @@ class SglangEnd:
             receiver.abandon(reason, timeout)
 
     def held(self) -> dict[str, Any]:
-        """Returns {"attempt", "versions"}: the version in doubt, 0 if there is none, and those that ranks hold."""
+        """Returns {"attempt", "versions"}: the version in doubt, 0 if there is none, and the versions that ranks
+        hold.
+        """
         held = self._gather()
         return {
             "attempt": max(rank.in_doubt for rank in held),
@@ -241,7 +244,7 @@ class SglangEnd:
                     traced.fill_shadows(self._shadows)
             recomputation.prove(as_loaded=not info.needs_anchor)
             traced.require_complete(recomputation.derived)
-        except Exception as error:  # Said to the other ranks, and raised there and here.
+        except Exception as error:  # Told to the other ranks, and raised on all of them.
             failure = error
         raise_if_any_failed(failure, self._group)
         self._map_verified = self._map_verified or verify
@@ -281,6 +284,6 @@ class SglangEnd:
 def _failure_of(work: Callable[[], object]) -> Exception | None:
     try:
         work()
-    except Exception as error:  # Said to the other ranks before it is raised.
+    except Exception as error:  # Told to the other ranks before it is raised.
         return error
     return None

@@ -26,7 +26,7 @@ SECRET_VARIABLE = "SPARSECAST_SECRET"
 RECEIVING = "receiving"
 STAGED = "staged"
 DEFERRED = "deferred"
-"""Answer of a server with pipeline stages: phase "result" has the real one."""
+"""Answer of a server with pipeline stages; phase "result" asks for the real answer."""
 
 PhaseName = Literal["receive", "staged", "apply", "cancel", "status", "audit", "lease", "held", "expire", "result"]
 _PHASES = get_args(PhaseName)
@@ -51,11 +51,11 @@ class GroupInfo:
     timeout: float = 300.0
     """Seconds for meeting, verification, and seeding if this engine needs it."""
     version: int = 0
-    """Version that the engine holds; at the first call, that of the checkpoint it was started from."""
+    """Version that the engine holds; at the first call, the version of the checkpoint that it was started from."""
     needs_anchor: bool = False
     """Whether the memory holds no usable weights (dummy weights, released memory): all weights are sent."""
     tensors: tuple[CanonicalTensor, ...] | None = None
-    """Tensor table of the trainer; None means that of the checkpoint that the server was started from."""
+    """Tensor table of the trainer; None means the table of the checkpoint that the server was started from."""
     ties: frozenset[frozenset[str]] = frozenset()
     """Pairs of names that are one tensor at the trainer."""
     may_miss: tuple[str, ...] = ()
@@ -93,7 +93,8 @@ def is_ours(text: str) -> bool:
 
 def parse_group(text: str) -> GroupInfo:
     """Parses the GroupInfo in a `group_name`. Raises UsageError naming the field, and UnsupportedError if the trainer's
-    sparsecast (`release`, which may be left out) is of a version that does not work with this one.
+    sparsecast (`release`, which may be left out) is of a version that does not work with the version of this
+    installation.
     """
     found = _object(text, "group_name")
     refuse_other_release(found.pop("release", ""))  # First: another version may have other fields.

@@ -47,8 +47,8 @@ def register() -> None:
 
 
 def end_of(model_runner: Any, cpu_group: Any = None) -> SglangEnd | None:
-    """Returns the receiver of this rank, kept beside the model runner; makes one if there is none and `cpu_group` is
-    given.
+    """Returns the receiver of this rank, which is kept as an attribute of the model runner; makes one if there is none
+    and `cpu_group` is given.
     """
     from sparsecast.engines.sglang.engine import SglangEnd
 

@@ -2,7 +2,7 @@
 """The part of the SGLang plug-in that runs in the process of the HTTP server: hooks around the tokenizer manager's
 control calls.
 
-A call goes to the first rank of every data-parallel replica. Replicas are ranks of one engine each in the sync world, so
+A call goes to the first rank of every data-parallel replica. Each replica is an engine of its own in the sync world, so
 all answers count.
 """
 
@@ -58,7 +58,7 @@ async def _ask_replicas(tokenizer: Any, communicator: str, obj: Any) -> tuple[bo
 
 
 def _joined(answers: list[Any]) -> tuple[bool, str]:
-    """Returns the answers of all replicas as one; of failures, the cause behind what its peers say of it."""
+    """Returns the answers of all replicas as one; of failures, the cause comes after what its peers say of it."""
     failures = [answer.message for answer in answers if not answer.success]
     if failures:
         return False, _BETWEEN.join(sorted(dict.fromkeys(failures), key=lambda words: "[peer_failed]" not in words))
@@ -125,7 +125,7 @@ async def _expire(tokenizer: Any) -> str:
         return [json.loads(said) for said in words.split(_BETWEEN)] if success else words
 
     held = await ask("held")
-    # A rank that has heard the commit settles it for all, also for those of other replicas.
+    # A rank that has heard the commit settles the doubt for all ranks, also for ranks of other replicas.
     committed = not isinstance(held, str) and _is_committed(held)
     ended = held if isinstance(held, str) else await ask("expire", committed)
     if isinstance(ended, str):

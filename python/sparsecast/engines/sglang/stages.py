@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of an update in an SGLang server with pipeline stages.
 
-A stage hands a message on to the next one only after it has dealt with it, and a step needs all ranks at once. So every
-rank puts the step aside, starts no further batch, and does it a fixed number of passes of the scheduler's loop later: then
-all have the message, no batch is on its way, and no rank waits for anything else of another. All ranks see the message in
-the same pass, so their counts agree. (SGLang's own pauses do not stop this loop, which looks at them nowhere; `next_batch` makes them do so.)
+A stage hands a message on to the next stage only after it has dealt with the message, and a step needs all ranks at
+once. So every rank puts the step aside, starts no further batch, and does the step a fixed number of passes of the
+scheduler's loop later: then all ranks have the message, no batch is on its way, and no rank waits for anything else of
+another rank. All ranks see the message in the same pass, so their counts agree. (SGLang's own pauses do not stop this
+loop, which never looks at them; `next_batch` makes them stop it.)
 
 The message is answered at once with DEFERRED; phase "result" asks for the answer of the step.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks and maps the live weights of SGLang: whether they are as loaded, where they are, and the table of its
-checkpoint.
+"""Checks and maps the live weights of SGLang: whether they are as loaded, where they are, and which tensors its
+checkpoint has.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def refuse_server_wide(model: torch.nn.Module) -> None:
 
 
 def repacked_modules(model: torch.nn.Module, config: ModelConfig, too: Collection[str]) -> RepackedModules:
-    """Returns the layers whose weights are in another form than that of the loader, and those of the modules in `too`
-    that have post-processing, with copies as loaded.
+    """Returns the layers whose weights are in another form than the loader's, and the modules in `too` that have
+    post-processing, with copies as loaded.
 
-    Raises UnsupportedError naming them and the reasons if SGLang does not make the model once more.
+    Raises UnsupportedError naming the layers and the reasons if SGLang does not make the model a second time.
     """
     reworked = {name: "not what was loaded" for name in too if hasattr(model.get_submodule(name), "quant_method")}
     reworked |= reworked_layers(model)
@@ -66,8 +66,8 @@ def _finish(module: torch.nn.Module, config: ModelConfig) -> Callable[[], object
 
 
 def _twin(config: ModelConfig) -> tuple[torch.nn.Module, Constants]:
-    """Returns the model anew, on the meta device, as SGLang makes one to sign its structure, and which of its tensors
-    are constants.
+    """Makes the model a second time, on the meta device, as SGLang does to sign its structure. Returns this model, and
+    which of its tensors are constants.
     """
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.layers.rotary_embedding.factory import _ROPE_DICT
@@ -104,8 +104,8 @@ def _server_wide_reason(model: torch.nn.Module) -> str | None:
 
 
 def reworked_layers(model: torch.nn.Module) -> dict[str, str]:
-    """Returns the layers whose weights are, or may be, in another form than that of the loader, and why. Only known
-    forms pass.
+    """Returns the layers whose weights are, or may be, in another form than the loader's, and why. Only known forms
+    pass.
     """
     found: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -167,9 +167,9 @@ def _fp8_reworked(layer: torch.nn.Module, method: Any, weights: Sequence[str]) -
 def trace_weights(
     model: torch.nn.Module, config: ModelConfig, info: GroupInfo, repacked_too: Collection[str] = ()
 ) -> tuple[TracedLoader, Recomputation]:
-    """Traces `model.load_weights` for the table of the trainer, or for that of the checkpoint if the trainer gave none,
-    and finds the steps of SGLang that compute tensors from weights; they are not proven yet. `repacked_too` names
-    modules whose parameters are not what was loaded, although their form tells nothing.
+    """Traces `model.load_weights` for the table of the trainer, or for the table of the checkpoint if the trainer gave
+    none, and finds the steps of SGLang that compute tensors from weights; the steps are not proven yet. `repacked_too`
+    names modules whose parameters are not what was loaded, although their form does not show it.
 
     Raises UnsupportedError with the tensors and the reasons, and UsageError for names that do not fit.
     """
@@ -236,10 +236,10 @@ def trace_and_verify(
     model: torch.nn.Module, config: ModelConfig, info: GroupInfo
 ) -> tuple[TracedLoader, Recomputation, set[str]]:
     """Runs `trace_weights`, compares live memory with the files that SGLang was started from, through the address map,
-    and fills what is kept beside the model. Where kernels keep what was loaded in another order, the map is another
-    one, and the names of these modules are returned, too.
+    and fills the copies that are kept outside the model. Modules whose kernels keep what was loaded in another order
+    are mapped as repacked ones, and their names are returned, too.
 
-    Raises UnsupportedError naming the tensors that are not those of the files either way.
+    Raises UnsupportedError naming the tensors that differ from the files either way.
     """
     traced, recomputation = trace_weights(model, config, info)
     wrong = traced.differences(traced.filling(_checkpoint(model, config)))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The address map of one rank's live weights, as `loader` finds it: which boxes of which canonical tensors lie
-where, and which canonical tensors are kept beside the model because they have no such places.
+"""The address map of one rank's live weights, which `loader` finds: which boxes of which canonical tensors lie where,
+and which canonical tensors are kept in copies outside the model because they have no such places.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MODES = ("in_place", "shadow", "nan_masked", "dense")
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """A live tensor of the rank, all of its storage, or the copy of a canonical one, as `LocalTensor` wants it."""
+    """All of the storage of a live tensor of the rank, or the copy of a canonical tensor, as `LocalTensor` wants it."""
 
     name: str
     dtype: str
     memory: torch.Tensor
-    """One dimension, contiguous, sharing the storage; `memory.numel()` elements of `dtype`, or as many words or bytes of
-    pairs."""
+    """One dimension, contiguous, sharing the storage; `memory.numel()` elements of `dtype`, or as many words or bytes
+    of pairs."""
 
 
 @dataclass(frozen=True)
@@ -55,34 +55,36 @@ class TracedLoader:
     """Canonical tensors in the order of the caller, without those in `refused`, as the engine's checkpoint has them
     (`in_checkpoint`)."""
     tensors: tuple[TracedTensor, ...]
-    """Live tensors that hold elements of the table, then the copies of canonical ones."""
+    """Live tensors that hold elements of the table, then the copies of canonical tensors."""
     shards: tuple[TracedShard, ...]
     ties: tuple[tuple[str, str], ...]
     """Pairs (alias, original) of names that are loaded into the same memory."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Canonical tensors without an address map, and the reason: they need the dense loading of the engine."""
     unused: tuple[str, ...] = ()
-    """Names in the table of which this rank holds nothing: experts or stages of other ranks, or names without use here.
+    """Names of canonical tensors of which this rank holds nothing: experts or stages of other ranks, or names without
+    use here.
     """
     missing: Mapping[str, str] = field(default_factory=dict)
     """Live parameters that no canonical tensor fills, and what is missing."""
     shadowed: Mapping[str, str] = field(default_factory=dict)
     """Canonical tensors that are not patched in place, and why: whole in `tensors`, each in a copy of its own."""
     modes: Mapping[str, str] = field(default_factory=dict)
-    """Mode of each tensor in `shadowed`; empty for one in `unseen` whose mode is not forced: "nan_masked" if that can be
-    proven, else "dense"."""
+    """Mode of each tensor in `shadowed`; empty for a tensor in `unseen` whose mode is not forced: it becomes
+    "nan_masked" if that can be proven, else "dense"."""
     unseen: tuple[str, ...] = ()
-    """Canonical tensors in `shadowed` whose loading the trace could not follow: the loader fails without their memory."""
+    """Canonical tensors in `shadowed` whose loading the trace could not follow: the loader fails without their memory.
+    """
     computed: tuple[str, ...] = ()
-    """Live tensors that the loader makes from these copies, in whole or in part."""
+    """Live tensors that the loader makes from the copies of tensors in `shadowed`, in whole or in part."""
     failed: Mapping[str, Exception] = field(default_factory=dict)
     """Canonical tensors, all in `refused`, on which the loader itself failed."""
     live: tuple[str, ...] = ()
     """Names of the parameters and buffers of the model."""
     untouched: tuple[str, ...] = ()
-    """Names in `missing` of which nothing fills any element: they may be computed after loading."""
+    """Names of parameters in `missing` of which nothing fills any element: they may be computed after loading."""
     repacked: tuple[str, ...] = ()
-    """Names in `tensors` of copies as loaded, of which the engine makes its live parameters (`repacked`)."""
+    """Names in `tensors` of copies as loaded, from which the engine makes its live parameters (`refresh.repacked`)."""
     pairs: Mapping[str, str] = field(default_factory=dict)
     """Dtypes of the canonical tensors that hold pairs of 4-bit numbers, by name."""
 
@@ -96,8 +98,8 @@ class TracedLoader:
         raise_for(failed=self.failed, refused=self.refused, missing=missing, names=names, live=self.live)
 
     def shadows(self, mode: str | None = None) -> dict[str, torch.Tensor]:
-        """Returns the copies of canonical tensors, all or those of a mode, by name and in their canonical shapes; they
-        share the memory of `tensors`.
+        """Returns the copies of canonical tensors, all or only of tensors in a mode, by name and in their canonical
+        shapes; they share the memory of `tensors`.
         """
         memory = {tensor.name: tensor.memory for tensor in self.tensors}
         shapes = {name: shape for name, _, shape in self.table}
@@ -116,12 +118,14 @@ class TracedLoader:
         return len(self.table) - len(self.unused) - len(self.shadowed) - len(into_copies)
 
     def kept(self) -> dict[str, torch.Tensor]:
-        """Returns everything that is kept beside the model: the shadows, and the copies of repacked parameters."""
+        """Returns everything that is kept outside the model: the shadows, and the copies of repacked parameters."""
         copies = {tensor.name: tensor.memory for tensor in self.tensors if tensor.name in self.repacked}
         return {**self.shadows(), **{f"{name} as loaded": memory for name, memory in copies.items()}}
 
     def fill_shadows(self, known: Mapping[str, torch.Tensor]) -> None:
-        """Copies what another map of the same model has kept. Raises UnsupportedError for what is not there."""
+        """Fills the copies in `kept` from `known`, which another map of the same model has kept. Raises
+        UnsupportedError for a copy that is not in `known`.
+        """
         for name, copy in self.kept().items():
             if name not in known or known[name].shape != copy.shape:
                 reason = self.shadowed.get(name, "the engine changes it after loading")
@@ -132,9 +136,9 @@ class TracedLoader:
             copy.copy_(known[name])
 
     def filling(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields canonical tensors as they come, after copying those that have a shadow into it, and what lies in
-        copies of repacked parameters into these. Raises UnsupportedError for one of another dtype or shape than in the
-        table.
+        """Yields canonical tensors as they come, after copying each into its shadow, if it has one, and into the places
+        that it has in copies of repacked parameters. Raises UnsupportedError for a tensor of another dtype or shape
+        than in the table.
         """
         shadows = self.shadows()
         places = self._places({tensor.name for tensor in self.tensors} & set(self.repacked))
@@ -185,7 +189,7 @@ class TracedLoader:
 
     def memories(self) -> list[Memory]:
         """Returns the memory of `tensors`, in order, for a `Receiver` or a `ShardedSubscriber`. Copies in host memory
-        are described as the device of the others reaches them.
+        are described as the device of the other tensors reaches them.
         """
         from sparsecast import describe
 
@@ -208,12 +212,12 @@ class TracedLoader:
         return found
 
     def modules_of(self, names: Collection[str]) -> set[str]:
-        """Returns the names of the modules in whose live tensors some of these canonical tensors lie."""
+        """Returns the names of the modules in whose live tensors some of the canonical tensors in `names` lie."""
         wanted = {i for i, (name, _, _) in enumerate(self.table) if name in names}
         return {self.tensors[s.local].name.rpartition(".")[0] for s in self.shards if s.tensor in wanted}
 
     def _places(self, names: Collection[str]) -> dict[str, list[tuple[torch.Tensor, tuple[slice, ...]]]]:
-        """Returns where canonical tensors lie in the tensors of these names: views of memory, and boxes."""
+        """Returns where canonical tensors lie in the tensors that `names` names: views of memory, and boxes."""
         places: dict[str, list[tuple[torch.Tensor, tuple[slice, ...]]]] = {}
         for shard in self.shards:
             local = self.tensors[shard.local]

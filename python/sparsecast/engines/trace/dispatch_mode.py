@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A torch dispatch mode that follows canonical tensors through a loader without moving a byte.
 
-Every canonical tensor is on the meta device, so it has an identity (its storage), an offset and strides, and no
-memory. Views need no care. What copies is recorded as origins of the elements that it would write, what computes
-makes its result `Computed`, and nothing is written into live memory.
+Every canonical tensor is on the meta device, so it has an identity (its storage), an offset and strides, and no memory.
+Views need no care. Of an operator that copies, the origins of the elements that it would write are recorded; the result
+of an operator that computes is `Computed`; and nothing is written into live memory.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _NEW_OF = (aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones
 
 @contextlib.contextmanager
 def pools_run_here() -> Iterator[None]:
-    """Runs at once, in this thread, what this thread hands to thread pools meanwhile, as loaders do with copies: a
-    dispatch mode is that of one thread, and would not see it.
+    """Runs at once, in this thread, the work that this thread hands to thread pools during the context, as loaders do
+    with copies: a dispatch mode sees the operators of its own thread alone.
     """
     owner, submit = threading.get_ident(), ThreadPoolExecutor.submit
 
@@ -56,7 +56,7 @@ def pools_run_here() -> Iterator[None]:
         future: Future[Any] = Future()
         try:
             future.set_result(work(*arguments, **options))
-        except Exception as error:  # Whoever waits for the work hears of it.
+        except Exception as error:  # Raised where the result is waited for.
             future.set_exception(error)
         return future
 
@@ -86,8 +86,8 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     `live` maps names to the tensors of the model; `canonical` maps names to tensors on the meta device. After the
     trace, `memories[storage_key(t)]` of a live tensor has the origins of its elements, `computed` says for each
-    canonical tensor that was used in a computation by which one, `clashes` what was loaded into one place twice, and
-    `read_on_host` whose values the loader read.
+    canonical tensor that was used in a computation which computation that was, `clashes` has what was loaded into one
+    place twice, and `read_on_host` the tensors whose values the loader read.
     """
 
     def __init__(self, live: dict[str, torch.Tensor], canonical: dict[str, torch.Tensor]) -> None:
@@ -98,9 +98,9 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.dtypes: dict[str, torch.dtype] = {}
         self.read_on_host: set[str] = set()
         self._live_names: dict[int, str] = {}
-        self._keep_alive: list[torch.Tensor] = []  # A storage that is freed would give its identity to another one.
+        self._keep_alive: list[torch.Tensor] = []  # A storage that is freed would give its identity to another storage.
         self._read_scalars: dict[float | int, torch.Tensor] = {}
-        self._read_back: set[int] = set()  # Storages that were filled from live ones.
+        self._read_back: set[int] = set()  # Storages that were filled from live storages.
         for name, tensor in live.items():
             self._live_names.setdefault(storage_key(tensor), name)
             self._memory(tensor)
@@ -137,7 +137,7 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         inputs = {storage_key(t) for t in traced}
         if outputs and all(storage_key(output) in inputs for output in outputs):
-            return result  # A view that its schema does not call one, as _unsafe_view is.
+            return result  # A view that its schema does not call a view, as _unsafe_view is.
         origin = self._compute(f"{func.overloadpacket.__name__}() computes with it", traced)
         for output in outputs:
             self._note_read_back(output, traced)
@@ -160,7 +160,7 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not all(self._is_read_back(t) for t in tensors):
             for name in names:
                 self.computed.setdefault(name, first)
-        # Else it may be a check, or a tensor beside the model: it matters where it goes into a live tensor.
+        # Else the result may serve a check, or stay outside the model: it matters only if it goes into a live tensor.
         return Computed(names, first)
 
     # -- memories ------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return memory.names() if memory is not None else frozenset()
 
     def _is_read_back(self, tensor: torch.Tensor) -> bool:
-        """Returns whether a tensor is live, or has its elements from live ones that the loader has read again."""
+        """Returns whether a tensor is live, or has its elements from live tensors that the loader has read again."""
         return storage_key(tensor) in self._live_names or storage_key(tensor) in self._read_back
 
     def _note_read_back(self, tensor: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
@@ -191,7 +191,7 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._read_back.add(storage_key(tensor))
 
     def _all_names(self, tensors: Sequence[torch.Tensor]) -> frozenset[str]:
-        """Returns the canonical tensors from which elements came, those of live tensors included."""
+        """Returns the canonical tensors from which elements of the tensors came, also of live tensors."""
         return frozenset[str]().union(*(self._names_of(t, live=True) for t in tensors))
 
     def _overwrite(self, tensor: torch.Tensor, origin: Origin) -> None:

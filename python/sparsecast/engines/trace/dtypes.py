@@ -15,7 +15,7 @@ CanonicalTensor = tuple[str, str, Sequence[int]]
 TORCH_DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, key) for key, name in buffers.TORCH_DTYPES.items() if hasattr(torch, key)
 } | {"I4X2": torch.uint8}
-"""torch dtype by safetensors name, of those that this torch has; pairs of integers are bytes there."""
+"""torch dtype by safetensors name, for the dtypes that this torch has; pairs of integers are bytes in torch."""
 
 
 def in_checkpoint(tensor: CanonicalTensor) -> CanonicalTensor:

@@ -27,10 +27,11 @@ def raise_for(
     names: Iterable[str],
     live: Iterable[str],
 ) -> None:
-    """Raises for anything that makes a trace incomplete: unknown names first, then refused tensors, then missing ones.
+    """Raises for anything that makes a trace incomplete: unknown names first, then refused tensors, then missing
+    parameters.
 
-    `failed` has the exceptions of the loader by canonical name, `refused` and `missing` are those of a `TracedLoader`,
-    `names` its canonical names, and `live` those of the tensors of the model.
+    `failed` has the exceptions of the loader by canonical name, `refused` and `missing` are the fields of a
+    `TracedLoader`, `names` its canonical names, and `live` the names of the tensors of the model.
     """
     unknown = [name for name, error in failed.items() if is_unknown_name(error)]
     if unknown:

@@ -8,10 +8,10 @@ transposes and permutations of rows come out as what they are, strides, with no 
     traced = trace_loader(model, checkpoint_tensors, model.load_weights)
     receiver = Receiver(..., traced.layout(), traced.memories())
 
-The loader is called as for a checkpoint, and nothing is written: neither weights nor the model's attributes change.
-What is computed on the way (a cast, arithmetic, a repack) has no address map; it is refused by tensor, with the reason,
-or, with `modes`, kept as the checkpoint has it beside the model, to be loaded anew after each update (`recompute`). So
-is what the loader takes and cannot be followed with.
+The loader is called as for a checkpoint, and nothing is written: neither weights nor the model's attributes change. A
+tensor with which the loader computes (a cast, arithmetic, a repack) has no address map: it is refused, with the reason,
+or, with `modes`, kept outside the model as the checkpoint has it, and loaded again after each update
+(`refresh.recompute`). The same holds for a tensor that the loader takes and the trace cannot follow.
 
 A trace says what the loader would do now. Where a kernel's layout differs from the loader's although the parameter kept
 its shape and its loader, only the bytes can tell: `TracedLoader.differences` compares them, and so does the digest
@@ -79,9 +79,10 @@ def trace_loader(
     With `modes`, tensors that the loader computes with, or scatters too much, or fails on because they have no memory,
     are not refused: they get memory of their own, which is of no value until it is filled (`TracedLoader.filling`); on
     the device of the model for shadows, in host memory for others. The first pattern (fnmatch) in `modes` that fits a
-    name forces its mode (one of `MODES`): the others are taken although there is a map, "in_place" refused if there is
-    none. `several` names parameters into whose elements the loader may load several tensors, one over the other, that
-    are no ties; with `modes` these tensors get shadows. Not for use while another thread loads or runs the model.
+    name forces its mode (one of `MODES`): any mode but "in_place" is taken even if there is a map, and "in_place" is
+    refused if there is none. `several` names parameters into whose elements the loader may load several tensors, one
+    over the other, that are no ties; with `modes` these tensors get shadows. Not for use while another thread loads or
+    runs the model.
     """
     for pattern, mode in (modes or {}).items():
         if mode not in MODES:
@@ -131,8 +132,8 @@ def _run_loader(
     load_weights: LoadWeights,
     failed: dict[str, Exception],
 ) -> LoaderTrace:
-    """Calls the loader once for all tensors, as for a checkpoint; if that fails, once for each, to find which ones
-    fail.
+    """Calls the loader once for all tensors, as for a checkpoint; if that fails, once for each tensor, to find the
+    tensors on which it fails.
     """
     trace = LoaderTrace(live, sources)
     try:
@@ -156,8 +157,8 @@ def _only_want_memory(
     load_weights: LoadWeights,
     failed: Mapping[str, Exception],
 ) -> set[str]:
-    """Returns those of the tensors in `failed` on which the loader does not fail if they have memory. Leaves the model
-    as it was. Ends at the first one on which it does: the model is refused then.
+    """Returns the tensors in `failed` on which the loader does not fail if they have memory. Leaves the model as it
+    was. Ends at the first tensor on which it fails even so: the model is refused then.
     """
     found = list(slots(model))
     known = {storage_key(slot.data): slot.name for slot in found}
@@ -215,7 +216,7 @@ class _MapBuilder:
             name: f"the engine's loader failed: {type(error).__name__}: {error}" for name, error in failed.items()
         }
         self.computed = {name: why for name, why in trace.computed.items() if name not in failed}
-        self.unseen: set[str] = set()  # Names in `refused` of which a trace can say no more, and a real load may.
+        self.unseen: set[str] = set()  # Names in `refused` whose loading the trace could not follow.
         self.ties: dict[str, str] = {}
         self.found: dict[str, list[tuple[str, Region]]] = {}  # By canonical name: live tensor, region in it.
 
@@ -343,7 +344,9 @@ class _MapBuilder:
         return TracedTensor(f"shadow of {name}", self.sent[name], memory)
 
     def _tie_skipped_names(self, places: Mapping[str, list[tuple[str, Region]]]) -> None:
-        """Ties the second name of a parameter that the model has under two names: loaders skip it, but it is an alias."""
+        """Ties the second name of a parameter that the model has under two names: loaders skip it, but it is an
+        alias.
+        """
         for name in self.frames:
             twin = self.parameters.get(name)
             if twin is None or twin.is_meta or name in places or name in self.refused:

@@ -26,7 +26,7 @@ def tensor_at(
         memory = torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
     else:
         memory = torch.as_tensor(_DeviceBytes(address, size, owner), device=device)
-        if memory.data_ptr() != address:  # What lies on another device torch copies, and writes would be lost.
+        if memory.data_ptr() != address:  # Torch copies memory of another device, and writes would be lost.
             raise UsageError(
                 f"the {size} bytes at {address:#x} are not memory of {device}, nor pinned while it was current"
             )
@@ -39,8 +39,8 @@ def host_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torc
 
 
 def seen_by(device: torch.device | None, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor as one of a CUDA device, which reaches pinned host memory at the same address; the tensor
-    itself if it is there already, or if `device` is None.
+    """Returns the tensor as a tensor of a CUDA device, which reaches pinned host memory at the same address; the tensor
+    itself if it is on a CUDA device already, or if `device` is None.
     """
     if device is None or tensor.is_cuda:
         return tensor

@@ -22,7 +22,7 @@ class Slot:
     key: str
     tensor: torch.Tensor
     data: torch.Tensor
-    """The same memory, which stays when the tensor is given another one."""
+    """A tensor over the same memory, which stays there when `tensor` is given other memory."""
     registered: bool
     """Whether it is a parameter or a buffer."""
 
@@ -41,7 +41,7 @@ class Slot:
         )
 
     def put_back(self) -> None:
-        """Makes it hold the tensor and the memory that it held when it was found."""
+        """Restores the tensor and the memory that the place had when it was found."""
         if not self.is_as_found():
             self.tensor.data = self.data
             self.table[self.key] = self.tensor

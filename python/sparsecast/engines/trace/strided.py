@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions of strided memory: maps the elements of one memory to those of another.
+"""Regions of strided memory: maps the elements of one memory to elements of another memory.
 
 A *memory* is seen through a *frame*: a shape with dense strides, so that every element has coordinates. A strided view
 of a memory is cut into boxes of its frame by `cut_into_boxes`; `TracedMemory` remembers for each box where its elements
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MAX_BOXES_PER_COPY = 4096
-"""Largest number of boxes of one copy; one that needs more is too scattered for an address map."""
+"""Largest number of boxes of one copy; a copy that needs more boxes is too scattered for an address map."""
 
 
 class TooScatteredError(ValueError):
@@ -23,7 +23,7 @@ class TooScatteredError(ValueError):
 
 
 class Dim(NamedTuple):
-    """One loop of a copy: its extent, and its strides in this memory and in the other one."""
+    """One loop of a copy: its extent, and its strides in this memory and in the other memory."""
 
     extent: int
     here: int
@@ -31,7 +31,9 @@ class Dim(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A box of a frame and the offset of its elements in the other memory: the first, and a stride for each dimension."""
+    """A box of a frame and the offset of its elements in the other memory: the first, and a stride for each
+    dimension.
+    """
 
     offset: tuple[int, ...]
     extent: tuple[int, ...]
@@ -76,7 +78,7 @@ def dense_frame(shape: Sequence[int], strides: Sequence[int], elements: int) -> 
 
 
 def merge_dims(dims: Sequence[Dim]) -> list[Dim]:
-    """Returns the same loops, outermost first by `here`, after joining those that are contiguous in both memories."""
+    """Returns the same loops, outermost first by `here`, after joining loops that are contiguous in both memories."""
     merged: list[Dim] = []
     for dim in sorted((d for d in dims if d.extent > 1), key=lambda d: (-d.here, -d.there)):
         if merged:
@@ -89,7 +91,8 @@ def merge_dims(dims: Sequence[Dim]) -> list[Dim]:
 
 
 def cut_into_boxes(frame: Frame, offset: int, dims: Sequence[Dim], first: int) -> list[Region]:
-    """Cuts a view (offset, dims by `here`) of a memory into boxes of its frame; `first`, `there` address the other.
+    """Cuts a view (offset, dims by `here`) of a memory into boxes of its frame; `first` and `there` address the other
+    memory.
 
     Raises TooScatteredError past MAX_BOXES_PER_COPY.
     """

@@ -14,17 +14,18 @@ from sparsecast.engines.trace.dispatch_mode import storage_key, written_tensors
 
 aten = torch.ops.aten
 
-_OVERWRITES = (aten.copy_, aten._foreach_copy_, aten.fill_, aten.zero_)  # What these write, they do not read.
+_OVERWRITES = (aten.copy_, aten._foreach_copy_, aten.fill_, aten.zero_)  # These operators do not read what they write.
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
 _COLLECTIVE_NAMES = ("all_gather", "all_reduce", "reduce_scatter", "broadcast", "all_to_all")
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets everything happen, and notes for the storages that there were before which are read and written.
+    """Lets every operator run, and notes which of the storages that existed before are read and which are written.
 
-    `known` names them by `storage_key`; they must stay alive. Code that runs no torch operator (a kernel launched by
-    itself), or runs in another thread (but see `pools_run_here`), is not seen. With `may_read_tables`, tensors of
-    int64, which are indices, and of at most 512 bytes, which are tables of a format's values, are no unknown reads.
+    `known` names these storages by `storage_key`; they must stay alive. Code that runs no torch operator (a kernel
+    launched by itself), or runs in another thread (but see `pools_run_here`), is not seen. With `may_read_tables`,
+    reads of other tensors are allowed if they are of int64, which are indices, or have at most 512 bytes, which are
+    tables of a format's values.
     """
 
     def __init__(self, known: Mapping[int, str], *, may_read_tables: bool = False) -> None:
@@ -32,9 +33,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.read: set[int] = set()
         self.written: set[int] = set()
         self.has_read_unknown = False
-        """Whether it read a tensor that is neither known nor was made meanwhile."""
+        """Whether a tensor was read that is neither known nor was made under the mode."""
         self.reasons: list[str] = []
-        """Reasons why the result may differ from that of another run."""
+        """Reasons why the result may differ from the result of another run."""
         self._known = known
         self._may_read_tables = may_read_tables
         self._made: set[int] = set()
@@ -68,11 +69,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def has_changed(self) -> bool:
-        """Returns whether any byte of a storage that there was before is another one now."""
+        """Returns whether any byte of a storage that existed before has changed."""
         return any(not torch.equal(memory, before) for memory, before in self._before)
 
     def undo(self) -> None:
-        """Gives every storage that was there before its bytes back."""
+        """Restores the bytes of every storage that existed before."""
         for memory, before in self._before:
             memory.copy_(before)
 

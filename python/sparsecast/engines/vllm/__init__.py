@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM: the weight-transfer backend "sparsecast" of a server and of a trainer, and its plug-ins.
 
-The names in `__all__` are defined in the module `engine`, which imports much of vLLM. That module is imported when the
-first of these names is asked for: the plug-ins (`plugin`, `endpoints`) and a trainer (`trainer`, `stock`) do without it.
+The names in `__all__` are defined in the module `engine`, which imports much of vLLM. The module is imported when one
+of these names is first asked for: the plug-ins (`plugin`, `endpoints`) and a trainer (`trainer`, `stock`) do without
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The draft model of a vLLM worker (MTP, EAGLE, a small model) as a second destination of the target's version.
 
-The loader of the draft is traced like that of the target, and both maps become one: one layout, one transaction, one
+The loader of the draft is traced like the target's loader, and both maps become one: one layout, one transaction, one
 digest. What vLLM shares between the two, such as embeddings, belongs to the target's map and is written once.
 
     the draft's weights lie          its loader gets                      without tensors of the trainer for it
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 LIVE_PREFIX = "draft."
-"""Stands before the names of the draft's parameters, in errors, audits and `may_miss`; vLLM's checksums have it, too."""
+"""Stands before the names of the draft's parameters, in errors, audits and `may_miss`; vLLM's checksums have it, too.
+"""
 
 _WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix")  # vLLM names the target as their draft.
 _KEEP = "or keep the draft as it is with draft='keep' (its guesses are accepted less often; answers stay the target's)"
@@ -41,13 +42,14 @@ _logger = logging.getLogger("vllm.sparsecast")
 
 @dataclass(frozen=True)
 class Draft:
-    """The draft of one worker, and what of the trainer's table is for it."""
+    """The draft of one worker, and which part of the trainer's table is for it."""
 
     model: torch.nn.Module
     config: Any
     """vLLM's ModelConfig of the draft."""
     prefix: str = ""
-    """Prefix of its names in the trainer's table; "": its weights lie in the files of the target, under names there."""
+    """Prefix of its names in the trainer's table; "": its weights lie in the files of the target, under the names that
+    they have there."""
 
     def table(self, canonical: Sequence[CanonicalTensor]) -> list[CanonicalTensor]:
         """Returns the tensors that its loader may take, by the names that the loader knows."""
@@ -70,11 +72,12 @@ def without_draft(canonical: Sequence[CanonicalTensor], prefix: str) -> list[Can
 def choose_draft(
     speculative: Any, target: Any, model: torch.nn.Module | None, prefix: str, *, can_look: bool
 ) -> Draft | None:
-    """Returns the draft that follows the trainer; None if there is none here, or if it stays as it is, which is said.
+    """Returns the draft that follows the trainer; None if there is no draft here, or if the draft stays as it is, which
+    is logged as a warning.
 
-    `speculative` is vLLM's SpeculativeConfig or None, `target` the ModelConfig of the target, `model` the draft model of
-    this worker. Without `can_look` the worker does not say which model it has. Raises UnsupportedError for a draft that
-    keeps a quantised copy of the target's head.
+    `speculative` is vLLM's SpeculativeConfig or None, `target` the ModelConfig of the target, `model` the draft model
+    of this worker. Without `can_look` the worker does not say which model it has. Raises UnsupportedError for a draft
+    that keeps a quantised copy of the target's head.
     """
     config = getattr(speculative, "draft_model_config", None)
     if config is None or speculative.method in _WITHOUT_WEIGHTS:
@@ -112,13 +115,13 @@ def with_draft(
     may_miss: Sequence[str] = (),
     repacked_too: Collection[str] = (),
 ) -> tuple[TracedLoader, Recomputation | None]:
-    """Returns the map of the target with that of the draft, over the trainer's whole table, and what vLLM computes of
-    the draft's weights, not proven yet; within `set_current_vllm_config`. `repacked_too` names modules, those of the
-    draft by names that begin with `LIVE_PREFIX`, whose parameters are not what was loaded.
+    """Returns the map of the target joined with the map of the draft, over the trainer's whole table, and what vLLM
+    computes from the draft's weights, not proven yet; for a caller within `set_current_vllm_config`. `repacked_too`
+    names modules whose parameters are not what was loaded; names of the draft's modules begin with `LIVE_PREFIX`.
 
-    Raises UnsupportedError naming tensors that reach the draft and cannot be patched there, UsageError naming parameters
-    of the draft that nothing fills although other tensors of the trainer reach it. A draft that none reaches stays as it
-    is, which is said.
+    Raises UnsupportedError naming tensors that reach the draft and cannot be patched there, UsageError naming
+    parameters of the draft that nothing fills although other tensors of the trainer reach it. A draft that no tensor
+    reaches stays as it is, which is logged as a warning.
     """
     traced = _over_table(traced, canonical)
     if draft is None:
@@ -138,7 +141,7 @@ def with_draft(
     shared = {storage_key(tensor) for tensor in (*target.parameters(), *target.buffers())}
     own = [i for i, tensor in enumerate(found.tensors) if storage_key(tensor.memory) not in shared]
     meant = draft.prefix or not all(why.startswith("the engine's loader failed") for why in found.refused.values())
-    if found.refused and (own or meant):  # Some loaders of MTP heads fail if there is no tensor of one.
+    if found.refused and (own or meant):  # Some loaders of MTP heads fail if there is no tensor of a head.
         listed = "; ".join(f"{draft.prefix + name!r}: {why}" for name, why in list(found.refused.items())[:8])
         raise UnsupportedError(f"these tensors cannot be patched in the draft {draft.config.model}: {listed}; {_KEEP}")
     if not own:
@@ -188,7 +191,7 @@ def _missing(
 
 
 def _over_table(traced: TracedLoader, canonical: Sequence[CanonicalTensor]) -> TracedLoader:
-    """Returns the map of some tensors of the table as one over all of them."""
+    """Returns the map of some tensors of the table as a map over the whole table."""
     table = tuple((name, dtype, tuple(shape)) for name, dtype, shape in map(in_checkpoint, canonical))
     index = {name: i for i, (name, _, _) in enumerate(table)}
     shards = tuple(replace(shard, tensor=index[traced.table[shard.tensor][0]]) for shard in traced.shards)
@@ -197,7 +200,9 @@ def _over_table(traced: TracedLoader, canonical: Sequence[CanonicalTensor]) -> T
 
 
 def _joined(traced: TracedLoader, found: TracedLoader, own: Sequence[int], prefix: str) -> TracedLoader:
-    """Adds the draft's tensors `own`, live or kept beside it, and what lies in them, to a map over the whole table."""
+    """Adds the draft's tensors with the indices `own`, live or kept outside the model, and the shards in them, to a map
+    over the whole table.
+    """
     index = {name: i for i, (name, _, _) in enumerate(traced.table)}
     place = {old: len(traced.tensors) + new for new, old in enumerate(own)}
     shadows = {f"shadow of {name}": f"shadow of {prefix}{name}" for name in found.shadowed}

@@ -10,8 +10,8 @@ control plane therefore takes a lease before it pauses, and renews it until it h
 in time, the server ends the update that is open, names the version that its workers hold, and resumes; it stays paused
 only if the workers disagree, or say that their bytes are of no version.
 
-vLLM loads endpoint plug-ins only if VLLM_PLUGINS names them (vllm.plugins.endpoint_plugins), and these routes exist only
-in development mode, like all that update weights.
+vLLM loads endpoint plug-ins only if VLLM_PLUGINS names them (vllm.plugins.endpoint_plugins), and these routes exist
+only in development mode, like all routes that update weights.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class VllmPause:
         self.lease = PauseLease(self.expire, logging.getLogger("vllm.sparsecast"))
 
     async def renew(self, seconds: float) -> None:
-        """Renews the lease. Raises UsageError if the workers could not say what they hold, or if the next call may reach
-        another process of the server, which knows nothing of this lease.
+        """Renews the lease. Raises UsageError if the workers could not say what they hold, or if the next call may
+        reach another process of the server, which knows nothing of this lease.
         """
         if self._processes > 1:
             raise UsageError(
@@ -110,7 +110,8 @@ class VllmPause:
 
     async def _settled(self, statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Ends the doubt of workers that have applied a version and not heard whether it was committed. A worker that
-        has heard so, and serves it, settles it for all. Otherwise the version before comes back, which was committed.
+        has heard of the commit, and serves the version, settles the doubt for all. Otherwise the version before comes
+        back, which was committed.
         """
         attempt = max(status.get("in_doubt", 0) for status in statuses)
         if attempt == 0:
@@ -125,7 +126,9 @@ class VllmPause:
         return await self._ask_all("sparsecast_status")
 
     async def _ask_all(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
-        """Calls all workers. vLLM's own collective_rpc calls those of all replicas, and returns those of the first."""
+        """Calls all workers. vLLM's own collective_rpc calls the workers of all replicas, and returns the answers of
+        the first replica only.
+        """
         ask = getattr(getattr(self._engine, "engine_core", None), "call_utility_all_async", None)
         if ask is None:
             answers: list[dict[str, Any]] = await self._engine.collective_rpc(method, args=arguments)

@@ -9,8 +9,9 @@ It is registered as backend "sparsecast" (`plugin`). The calls of vLLM's own lif
     finish_weight_update          check that the update was applied
 
 vLLM's layerwise reload is not used: parameters stay where they are, with the addresses that CUDA graphs captured, and
-post-processing runs again only over modules that have computed tensors from their weights (`recompute`). What it
-changes in the parameters themselves must be nothing; `trace` and the comparison with the checkpoint say so otherwise.
+post-processing runs again only over modules that have computed tensors from their weights (`recompute`).
+Post-processing must change nothing in the parameters themselves; otherwise `trace`, or the comparison with the
+checkpoint, refuses the model.
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     tensors: list[list[Any]]
     """Tensor table of the trainer: [name, safetensors dtype, shape] each. The same in every call."""
     version: int = 0
-    """Version that the engine holds; at the first call, that of the checkpoint it was started from."""
+    """Version that the engine holds; at the first call, the version of the checkpoint that it was started from."""
     needs_anchor: bool = False
     """Whether the memory holds no version (its weights were released, or come from elsewhere): the trainer seeds it."""
     ties: list[list[str]] = field(default_factory=list)
     """Pairs [alias, original] of names that are one tensor at the trainer."""
     secret: str = field(default="", repr=False)
-    """Shared secret; if empty, that in the environment variable SPARSECAST_SECRET of the workers."""
+    """Shared secret; if empty, the value of the environment variable SPARSECAST_SECRET of the workers."""
     generation: int = 0
     """Generation of the group: one more at every call."""
     trainer: str = ""
@@ -85,15 +86,16 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     """How it is made sure that no kernel has repacked weights behind their loader: "checkpoint" compares live memory
     with the files that vLLM was started from; "trust" takes the caller's word, for engines started without files."""
     may_miss: list[str] = field(default_factory=list)
-    """Patterns (fnmatch) of parameters of vLLM that the trainer does not have; those of a draft begin with "draft."."""
+    """Patterns (fnmatch) of parameters of vLLM that the trainer does not have; names of a draft's parameters begin with
+    "draft."."""
     modes: dict[str, str] = field(default_factory=dict)
-    """Pattern (fnmatch) of names in `tensors` and mode ("in_place", "shadow", "nan_masked", "dense") where the choice is
-    not left to vLLM's loader: docs/engines.md, "Modes"."""
+    """Pattern (fnmatch) of names in `tensors` and mode ("in_place", "shadow", "nan_masked", "dense") where the choice
+    is not left to vLLM's loader: docs/engines.md, "Modes"."""
     draft: Literal["follow", "keep"] = "follow"
     """Whether a draft model follows the tensors of it that the trainer has, or stays as it is."""
     draft_prefix: str = ""
-    """Prefix of the draft's names in `tensors`, for a draft with files of its own (EAGLE, a small model) that the trainer
-    trains. MTP heads in the target's files need none."""
+    """Prefix of the draft's names in `tensors`, for a draft with files of its own (EAGLE, a small model) that the
+    trainer trains. MTP heads in the target's files need none."""
     reach_timeout: float | None = None
     """Seconds in which the trainer's rank 0 must be reached; None: `timeout`."""
     timeout: float = 300.0
@@ -102,7 +104,8 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     """Most bytes of a worker's device memory for decoded changes between staging and apply; None: a sixteenth of its
     weights. For the first call."""
     release: str = ""
-    """Version of sparsecast at the trainer; refused if it differs in more than the patch number. Empty: not compared."""
+    """Version of sparsecast at the trainer; refused if it differs in more than the patch number. Empty: not compared.
+    """
 
     def __post_init__(self) -> None:
         if self.proof not in ("checkpoint", "trust"):
@@ -167,13 +170,13 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self._fence = TrainerFence()
         self._timeout = 300.0
         self._in_update = False
-        self._map_verified = False  # Once; later the weights differ from those in the files.
-        self._rearranged: set[str] = set()  # Modules of which that has shown that a kernel keeps another order.
-        self._shadows: dict[str, torch.Tensor] = {}  # Those that have been filled.
+        self._map_verified = False  # Compared once; later the weights differ from the files.
+        self._rearranged: set[str] = set()  # Modules whose kernels keep another order than the files.
+        self._shadows: dict[str, torch.Tensor] = {}  # Copies that have been filled.
 
     @with_code
     def parse_init_info(self, init_dict: dict[str, Any]) -> SparsecastInitInfo:
-        """Parses the init info. Looks at the trainer's version first: another one may have other fields."""
+        """Parses the init info. Looks at the trainer's version first: another version may have other fields."""
         refuse_other_release(init_dict.get("release", ""))
         parsed: SparsecastInitInfo = super().parse_init_info(init_dict)
         return parsed
@@ -185,8 +188,8 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         """Joins a group; collective over the workers of the engine and the trainer. A later call joins the next group.
 
         Raises UnsupportedError naming tensors that cannot be patched, UsageError for names that do not fit,
-        UnauthenticatedError, DeadlineError, DigestMismatchError, FencedError for a trainer before the last; on the other
-        ranks PeerFailedError.
+        UnauthenticatedError, DeadlineError, DigestMismatchError, FencedError for a trainer that joined before the
+        current one; on the other ranks PeerFailedError.
         """
         refuse_moving_experts(self.parallel_config)
         group = get_world_group()
@@ -274,9 +277,11 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
 
     @with_code
     def audit(self) -> dict[str, Any]:
-        """Reads all weights of this worker and compares their digest with that of the version, which `status` names.
+        """Reads all weights of this worker and compares their digest with the digest of the version that `status`
+        names.
 
-        Raises DirtyError naming a tensor, after which only a join repairs them; UsageError while a version is on its way.
+        Raises DirtyError naming a tensor, after which only a join repairs them; UsageError while a version is on its
+        way.
         """
         receiver = self._joined()
         if receiver.state in ("receiving", "staged"):
@@ -291,8 +296,9 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _replica(self, size: int) -> int:
-        """Returns which replica this is of those that vLLM runs apart from one another, as engines of their own; with
-        experts the replicas are one engine, whose group of `size` workers has them all.
+        """Returns the number of this replica among the replicas that vLLM runs apart from one another, as engines of
+        their own. With expert parallelism the replicas are one engine, whose group of `size` workers has the workers of
+        all replicas.
         """
         apart = size == self.parallel_config.world_size
         return int(self.parallel_config.data_parallel_index) if apart else 0
@@ -321,7 +327,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             for recomputation in recomputations:
                 recomputation.prove(as_loaded=not init_info.needs_anchor)
             traced.require_complete(recomputations[0].derived)
-        except BaseException as error:  # Said to the other workers, and raised there and here.
+        except BaseException as error:  # Told to the other workers, and raised on all of them.
             failure = error
         raise_if_any_failed(failure, cpu_group)
         self._map_verified = True
@@ -377,8 +383,8 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         draft: Draft | None,
     ) -> tuple[TracedLoader, list[Recomputation]]:
         """Compares memory with the files that vLLM was started from. Returns the map that is right, with its
-        recomputations: another one if kernels keep what they loaded in another order. Raises UnsupportedError naming
-        tensors if none is.
+        recomputations: a new map if kernels keep what they loaded in another order. Raises UnsupportedError naming
+        tensors if no map is right.
         """
         wrong = self._differences(traced, draft)
         if not wrong:
@@ -410,7 +416,9 @@ class WorkerExtension:
 
     @property
     def weight_transfer_engine(self) -> WeightTransferEngine[Any, Any] | None:
-        """The engine, as vLLM's worker sets it when its models are loaded; ours hears then how to find the draft."""
+        """The engine, as vLLM's worker sets it when its models are loaded; an engine of sparsecast is told then how to
+        find the draft.
+        """
         engine: WeightTransferEngine[Any, Any] | None = vars(self).get("weight_transfer_engine")
         return engine
 
@@ -436,7 +444,9 @@ class WorkerExtension:
         return self.sparsecast_status()
 
     def sparsecast_audit(self) -> dict[str, Any]:
-        """Returns the same after all weights have been read and their digest is that of the version; else raises."""
+        """Returns the status after all weights have been read and their digest is the digest of the version; else
+        raises.
+        """
         engine = self.weight_transfer_engine
         if not isinstance(engine, SparsecastWeightTransferEngine):
             return {"state": "not configured"}
@@ -444,7 +454,9 @@ class WorkerExtension:
 
 
 def draft_model(worker: Any) -> torch.nn.Module | None:
-    """Returns the draft model of a vLLM worker; None if it guesses without one, or another pipeline stage has it."""
+    """Returns the draft model of a vLLM worker; None if the worker guesses without a draft model, or another pipeline
+    stage has the model.
+    """
     find = getattr(worker.model_runner, "get_draft_model", None)
     draft = find() if find is not None else None
     return draft if isinstance(draft, torch.nn.Module) else None

@@ -33,8 +33,8 @@ def trace(
     repacked_too: Collection[str] = (),
 ) -> tuple[TracedLoader, Recomputation]:
     """Runs `trace_loader` over a vLLM model, within `set_current_vllm_config`, and finds the steps of vLLM that compute
-    tensors from weights; they are not proven yet. `repacked_too` names modules whose parameters are not what was
-    loaded, although their form tells nothing.
+    tensors from weights; the steps are not proven yet. `repacked_too` names modules whose parameters are not what was
+    loaded, although their form does not show it.
 
     Raises UnsupportedError naming tensors that cannot be patched, copies of weights that are packed for a CPU, and
     tensors that are derived from weights by no step of vLLM; UsageError for names that do not fit.
@@ -66,13 +66,13 @@ def recomputation_of(
     repacked: RepackedModules | None = None,
 ) -> tuple[Recomputation, set[str]]:
     """Returns the steps of vLLM that compute tensors of a model with this map, not proven yet, and the names of the
-    tensors that they may make. `model_config` is that of a draft.
+    tensors that they may make. `model_config` is the configuration of a draft.
 
     Raises UnsupportedError for copies of weights that are packed for a CPU, and for tensors that no step makes.
     """
     refuse_packed_copies(model, whose)
     derived = derived_tensors(model, _KV_CACHE_ATTRIBUTES) | set(traced.untouched)
-    # A parameter that nothing fills at all may be one of them; if no step makes it, that is found after the proof.
+    # A parameter that nothing fills at all may be derived; whether a step makes it is found by the proof.
     loader = loader_of(model)
     if repacked is not None:
         loader = repacked.around(loader)
@@ -115,11 +115,11 @@ def repacked_modules(
     prefix: str = "",
     besides: Collection[torch.nn.Module] = (),
 ) -> RepackedModules:
-    """Returns the modules whose parameters have another form than vLLM has recorded before it loaded them, and those of
-    the modules in `too` that have post-processing.
+    """Returns the modules whose parameters have another form than vLLM recorded before it loaded them, and the modules
+    in `too` that have post-processing.
 
-    `model_config` and `prefix` are those that vLLM made a draft with, and `besides` are modules that another model has
-    as well, and answers for.
+    `model_config` and `prefix` are what vLLM made a draft with. `besides` are modules that another model has as well,
+    and that are left out here because they are patched with that model.
     """
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
@@ -146,7 +146,7 @@ def repacked_modules(
         steps = post_processing(twin, model_config or vllm_config.model_config)
         finish = {step.name: _in_context(vllm_config, step.run) for step in steps}
         return RepackedModules(model, twin, {name: finish[name] for name in names}, constants)
-    except Exception as error:  # vLLM's code may raise anything; it has no adapters in the model that it makes anew.
+    except Exception as error:  # vLLM's code may raise anything; the model that it makes again has no adapters.
         raise UnsupportedError(
             f"{len(names)} layers do not keep their parameters as they were loaded ({', '.join(names[:4])}, ...), and "
             f"vLLM does not make the model once more, for copies that do: {type(error).__name__}: {error}; use a dense "
@@ -159,8 +159,8 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _twin(vllm_config: VllmConfig, model_config: Any = None, prefix: str = "") -> tuple[torch.nn.Module, Constants]:
-    """Returns the model anew, on the meta device, and which of its tensors are constants; vLLM's tables of layers go on
-    to name those of the live one.
+    """Makes the model a second time, on the meta device. Returns this model, and which of its tensors are constants.
+    vLLM's tables of layers go on to name the layers of the live model.
     """
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
     from vllm.model_executor.model_loader.utils import initialize_model

@@ -21,8 +21,8 @@ _said = False
 
 
 def check_version() -> None:
-    """Warns, once a process, about a version of vLLM that is not tested. Raises UnsupportedError for an older one,
-    whose weight-transfer interface is another.
+    """Warns, once a process, about a version of vLLM that is not tested. Raises UnsupportedError for an older version,
+    which has another weight-transfer interface.
     """
     global _said
     from vllm import __version__
@@ -44,8 +44,8 @@ def _parsed(version: str) -> tuple[int, int] | None:
 
 
 def _limit_vector_units() -> None:
-    """Makes ONEDNN_MAX_CPU_ISA hold for vLLM's own AMX kernels, too. These ask the processor alone, and compute with
-    packed copies of weights, which no update in place would reach.
+    """Makes ONEDNN_MAX_CPU_ISA hold for vLLM's own AMX kernels, too. These kernels ask the processor alone, and compute
+    with packed copies of weights, which no update in place would reach.
     """
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     if limit not in ("", "ALL", "DEFAULT") and "AMX" not in limit:
@@ -57,7 +57,7 @@ def _limit_vector_units() -> None:
 def register() -> None:
     """Registers both ends by name; vLLM imports them on first use. May be called more than once.
 
-    A vLLM without the interface is left alone: sparsecast may be installed beside it for something else.
+    A vLLM without the interface is left alone: sparsecast may be installed with it for another purpose.
     """
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory

@@ -44,7 +44,7 @@ class _Seen:
     storage: StorageWeakRef
     begin: int
     end: int
-    """Addresses of the first byte, and behind the last one."""
+    """Addresses of the first byte, and of the byte after the last."""
     form: tuple[object, ...]
 
     @property
@@ -62,7 +62,7 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def trainer_ranks(source: Any) -> int:
-    """Returns the number of ranks of the trainer: of the default process group, or those that own parameters."""
+    """Returns the number of ranks of the trainer: of the default process group, or the ranks that own parameters."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -74,8 +74,8 @@ def pieces_of(source: Any, ranks: int, wire_dtype: torch.dtype | None = None) ->
     """Returns the tensors that a trainer of `ranks` ranks publishes, in the order of the metadata.
 
     A source without `iter_local` yields whole tensors: each is published by one of the ranks that get it, in turn.
-    `wire_dtype` replaces the dtype of floating-point tensors. Raises UsageError, naming the tensor, for an owner that is
-    no rank of the trainer, and UnsupportedError for sources whose ranks hold different names without saying which.
+    `wire_dtype` replaces the dtype of floating-point tensors. Raises UsageError, naming the tensor, for an owner that
+    is no rank of the trainer, and UnsupportedError for sources whose ranks hold different names without saying which.
     """
     local = is_local(source)
     if not local and ranks > 1 and getattr(source, "held_names", lambda: None)() is not None:
@@ -136,9 +136,9 @@ def _box(meta: Any, shape: tuple[int, ...], position: int, owners: int) -> Box:
 class SourceWeights:
     """Memory of one trainer rank, as its source yields it, and the layout of all ranks.
 
-    `tensors[i]` is the memory of `layout.ranks[rank].tensors[i]`, flat, at the same address for good. Making one runs
-    two passes over the source, `refresh` one; passes are collective where the source's are. With `copy` everything is
-    copied, for a trainer whose weights move between steps.
+    `tensors[i]` is the memory of `layout.ranks[rank].tensors[i]`, flat, at the same address for good. The constructor
+    runs two passes over the source, and `refresh` one; passes are collective where the source's are. With `copy`
+    everything is copied, for a trainer whose weights move between steps.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ def _publishable(memory: torch.dtype, wire: torch.dtype) -> bool:
 
 
 def _without_overlaps(seen: dict[int, _Seen]) -> set[int]:
-    """Returns those that share no byte with another."""
+    """Returns the indices of the tensors that share no byte with another tensor."""
     alone = set(seen)
     last: tuple[int, int] | None = None  # (index, end) of what reaches farthest.
     for index, one in sorted(seen.items(), key=lambda item: item[1].begin):

@@ -8,8 +8,9 @@ backend `sparse_nccl`.
     engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=ModuleSource(model))
     engine.send_weights()
 
-The changes are found here, against a snapshot of what was sent; the server's side is vLLM's. It keeps no version and no
-digest, does not undo a part of an update, and takes no integers and no NaN: `_LIMITS` is said when one is made.
+The changes are found here, against a snapshot of what was sent; the server's side is vLLM's. The server keeps no
+version and no digest, does not undo a part of an update, and takes no integers and no NaN: `_LIMITS` is logged when a
+trainer is made.
 """
 
 from __future__ import annotations
@@ -57,13 +58,14 @@ class StockTrainerInitInfo(TrainerInitInfo):
     world_size: int
     """1 (rank 0 of the trainer) and the workers of the server."""
     seed: bool = False
-    """Whether the first transfer sends all elements: the server holds other weights than the source's of now."""
+    """Whether the first transfer sends all elements: the server holds other weights than the source has now."""
     wire_dtype: torch.dtype | None = None
-    """dtype that the server has instead of the source's: bf16 where the source yields fp32, or nearly all would change."""
+    """dtype that the server has instead of the source's: bf16 where the source yields fp32, or nearly all would change.
+    """
 
 
 class StockTrainerWeightTransferEngine(TrainerWeightTransferEngine[StockTrainerInitInfo]):
-    """One trainer rank. Rank 0 has the snapshot and sends; the others only take part in the source's gathers."""
+    """One trainer rank. Rank 0 has the snapshot and sends; the other ranks only take part in the source's gathers."""
 
     init_info_cls = StockTrainerInitInfo
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainer counterpart in the interface of vLLM: drives a `ShardedPublisher` and the life cycle of vLLM together.
 
-It is registered as trainer backend "sparsecast". Every rank of the trainer makes one; rank 0 talks to vLLM:
+It is registered as trainer backend "sparsecast". Every rank of the trainer makes an engine; rank 0 talks to vLLM:
 
     info = SparsecastTrainerInitInfo(rank=rank)
     client = HTTPVLLMWeightSyncClient("http://...")
@@ -9,7 +9,8 @@ It is registered as trainer backend "sparsecast". Every rank of the trainer make
     ...
     engine.send_weights()
 
-With a `source` the engine makes the publisher; without, the init info brings one that is ready, and its layout.
+With a `source` the engine makes the publisher; without a `source`, the init info brings a publisher that is ready, and
+its layout.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
     """What one trainer rank knows of the transfer; the same on every rank but for `rank`. It is not sent as it is.
 
     With a `WeightSource`, `rank` is enough if the client is vLLM's HTTP client and torch.distributed is initialised (or
-    there is one rank): rank 0 asks the server for its workers, and makes the rest up. Without one, `publisher`,
-    `layout` and all fields up to `engine_workers` are needed.
+    there is one rank): rank 0 asks the server for its workers, and makes the rest up. Without a `WeightSource`,
+    `publisher`, `layout` and all fields up to `engine_workers` are needed.
     """
 
     backend: ClassVar[str] = BACKEND
@@ -68,16 +69,16 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
     host: str = ""
     """Host of rank 0 of this trainer, as the workers of the engine reach it; empty: its address on the way to them."""
     port: int = 0
-    """Port where rank 0 listens; 0: one that is free."""
+    """Port where rank 0 listens; 0: a port that is free."""
     secret: str = field(default="", repr=False)
-    """Empty: SPARSECAST_SECRET of the environment of rank 0, or else a random one."""
+    """Empty: SPARSECAST_SECRET of the environment of rank 0, or else a random secret."""
     engine_workers: int = 0
     """Number of workers of the vLLM server, including data-parallel replicas; 0: the server is asked
     (`/get_world_size`).
     """
     generation: int = 0
     trainer: str = field(default_factory=new_trainer_name)
-    """Name of this trainer at the engine, which refuses it once a newer one has joined."""
+    """Name of this trainer at the engine, which refuses this trainer once a newer one has joined."""
     channels: Channels = "control"
     interface: str = ""
     engine: str = "vllm"
@@ -97,13 +98,14 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
     weights."""
     timeout: float = 300.0
     needs_anchor: bool = False
-    """Whether the engine is to be sent all weights at first: its own are not those of the trainer's version."""
+    """Whether the engine is to be sent all weights at first: its own weights are not of the trainer's version."""
     version: int = 0
     """Version of the source's weights as they are now."""
     trainer_ranks: int | None = None
     """Number of trainer ranks; None: of the default process group, or as many as the source's metadata names."""
     wire_dtype: torch.dtype | None = None
-    """dtype that the engine has instead of the source's, for floating-point tensors: bf16 where the source yields fp32."""
+    """dtype that the engine has instead of the source's, for floating-point tensors: bf16 where the source yields fp32.
+    """
     ties: tuple[tuple[str, str], ...] = ()
     """Pairs (alias, original) of names that are one tensor at the source."""
     unsent: tuple[str, ...] = ()
@@ -192,8 +194,9 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         """Brings the workers of the engine into the group at the version of the trainer; collective over the trainer.
 
         With a source the weights are what it yields: `iter_local` by the pieces that each rank holds, nothing gathered;
-        without `iter_local`, whole tensors, each kept by one of the ranks. Raises UsageError for a source or fields that
-        do not fit, the engine's own refusal as the cause of a PeerFailedError, and what `ShardedPublisher.regroup` does.
+        without `iter_local`, whole tensors, each kept by one of the ranks. Raises UsageError for a source or fields
+        that do not fit, the engine's own refusal as the cause of a PeerFailedError, and what `ShardedPublisher.regroup`
+        does.
         """
         check_version()
         if source is None:
@@ -207,7 +210,7 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         return engine
 
     def reconnect(self) -> None:
-        """Brings the workers into the next group, after any failure, and after the server was started anew."""
+        """Brings the workers into the next group, after any failure, and after the server was started again."""
         self._info = dataclasses.replace(self._info, generation=self._info.generation + 1, needs_anchor=False)
         self._connect()
 
@@ -231,7 +234,9 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
             raise
 
     def shutdown(self) -> None:
-        """Leaves the group. The publisher of a source is gone with it; a ready one still belongs to the caller."""
+        """Leaves the group. The publisher of a source is gone with it; a publisher that the caller brought still
+        belongs to the caller.
+        """
         self._rpc.shutdown(wait=False, cancel_futures=True)
         if self._weights is not None and self._channel is not None:
             self._channel.abort(f"rank {self.rank} of the trainer has left")
@@ -363,7 +368,7 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
                 self.client.finish_weight_update()
 
     def _call(self, rpc: Callable[[], None]) -> Future[None] | None:
-        """On the sender, calls vLLM beside the work of the trainer itself, since either waits for the other."""
+        """On the sender, calls vLLM in a thread of its own, since the server and the trainer wait for each other."""
         return self._rpc.submit(rpc) if self.is_sender else None
 
 
@@ -374,7 +379,9 @@ def _cancel_after(call: Future[None], cancel: Callable[[str], object]) -> None:
 
 
 def _words(failure: BaseException | None) -> str:
-    """Returns what the server says. The error of vLLM's HTTP client has the status alone; its answer has the sentence."""
+    """Returns what the server says. The error of vLLM's HTTP client has the status alone; its answer has the
+    sentence.
+    """
     said = getattr(getattr(failure, "response", None), "text", "")
     return f"{failure}: {said[:_SHOWN_CHARACTERS]}" if isinstance(said, str) and said else str(failure)
 
