@@ -32,8 +32,8 @@ enum class ValueCodec : std::uint8_t {
 /// Position codecs that an encoder may use. In every mode, a block that would be larger than its dense form is sent as
 /// `kDense`, so no delta exceeds the dense bytes by more than 1 %.
 enum class PositionMode : std::uint8_t {
-  /// The smallest of packed, bitmap and dense, block by block; or what the objective (EncodeOptions::objective) asks
-  /// for: kContext, where the encoder can, or codes that are quick where many elements changed.
+  /// Chooses the smallest of packed, bitmap and dense for each block, unless EncodeOptions::objective selects something
+  /// else: kContext where the encoder supports it, or faster codes for blocks in which many elements changed.
   kAuto = 0,
   kPacked,
   kGap16,
@@ -47,7 +47,8 @@ enum class PositionMode : std::uint8_t {
 /// Cost that PositionMode::kAuto minimizes: the compute time of both ends, the bytes of the delta, or the time until a
 /// version has arrived over a link of a known rate. The rule and its measured break-even: docs/performance.md.
 struct SPARSECAST_API Objective {
-  /// Bytes a second that the slowest link to a receiver brings: 0 counts bytes alone, infinity time alone.
+  /// Bytes per second of the slowest link to a receiver. 0 minimizes bytes alone; infinity minimizes compute time
+  /// alone.
   double link_bytes_per_second = std::numeric_limits<double>::infinity();
 
   static constexpr Objective speed() noexcept { return {}; }
@@ -56,8 +57,9 @@ struct SPARSECAST_API Objective {
   friend bool operator==(const Objective&, const Objective&) = default;
 };
 
-/// Links that bring fewer bytes a second than this are worth the time of `context` in a live sync: 16 cores at each
-/// end, of which each saves 2 MB in a second of its time. A constant, so that no machine changes the bytes.
+/// Below this link rate, in bytes per second, `context` positions pay off in a live sync: their smaller deltas save
+/// more time on the link than their coding costs. Assumes 16 cores at each end, each of which saves 2 MB of delta per
+/// second of its time. A constant, so that the encoded bytes do not depend on the machine.
 inline constexpr double kContextLinkBytesPerSecond = 16 * 2e6;
 
 /// Above this link rate, blocks of which 25 % or more changed use the fast bitmap coding: compressing further costs
@@ -69,7 +71,7 @@ SPARSECAST_API std::string_view to_string(ValueCodec codec) noexcept;
 SPARSECAST_API std::string_view to_string(PositionMode mode) noexcept;
 SPARSECAST_API std::optional<PositionMode> position_mode_from_name(std::string_view name) noexcept;
 SPARSECAST_API std::optional<ValueCodec> value_codec_from_name(std::string_view name) noexcept;
-/// "speed", "size", or the rate of a link above 0 in Mb/s, Gb/s (bits), MB/s or GB/s (bytes): "100Mb/s".
+/// Parses "speed", "size", or the rate of a link above 0 in Mb/s, Gb/s (bits), MB/s or GB/s (bytes): "100Mb/s".
 SPARSECAST_API std::optional<Objective> objective_from_name(std::string_view name) noexcept;
 
 /// Sizes of tiles and sections. Detection works on tiles; a block is a run of whole tiles within one section
@@ -78,7 +80,8 @@ inline constexpr std::uint32_t kTileElems = 1U << 14;
 inline constexpr std::uint32_t kSectionElems = 1U << 22;
 inline constexpr std::uint32_t kTilesPerSection = kSectionElems / kTileElems;
 /// A block ends with the tile in which the section's count of changes passes a multiple of
-/// EncodeOptions::block_changes, which is one of these (one of kContext, of the latter).
+/// EncodeOptions::block_changes, which is kBlockChanges or kLargeBlockChanges. Blocks of PositionMode::kContext always
+/// use the latter.
 inline constexpr std::uint32_t kBlockChanges = 512;
 inline constexpr std::uint32_t kLargeBlockChanges = 4096;
 
@@ -88,15 +91,17 @@ inline constexpr std::uint32_t kMaxFrameCapacity = 1U << 30;
 struct EncodeOptions {
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;
-  /// Decides for kAuto. It becomes kContext when the objective is size, or a link below kContextLinkBytesPerSecond, and
-  /// the values are kUlp, a tensor is of a floating dtype, and the encoder has all old weights (not a fused cast, not a
-  /// mask, not a derived delta without its base). When it is speed, or a link of kQuickLinkBytesPerSecond or more,
-  /// blocks of which a quarter or more changed have bitmaps and values in fields of one width, which both ends code
-  /// faster, in more bytes (docs/performance.md). Nullopt: size for a LogPublisher, else speed.
+  /// Objective that kAuto minimizes. kAuto becomes kContext when all of these hold: the objective is size, or a link
+  /// below kContextLinkBytesPerSecond; the values are kUlp; a tensor is of a floating dtype; and the encoder has all
+  /// old weights (a fused cast, a mask, and a derived delta without its base lack them). When the objective is speed,
+  /// or a link of kQuickLinkBytesPerSecond or more, blocks of which a quarter or more changed use bitmaps, and values
+  /// in fields of one width: both ends code these faster, but in more bytes (docs/performance.md). Nullopt: size for a
+  /// LogPublisher, else speed.
   std::optional<Objective> objective = {};
-  /// kBlockChanges: blocks as a device's warps take them; it codes no others (Error{kUnsupported}). kLargeBlockChanges:
-  /// fewer and larger ones, which hosts code faster, in some 3 % fewer bytes (docs/performance.md); a device subscriber
-  /// decodes them within the pause. What the commands write has these, unless the objective is speed.
+  /// kBlockChanges: blocks sized for a device's warps; a device encodes no other size (Error{kUnsupported}).
+  /// kLargeBlockChanges: fewer and larger blocks, which hosts code faster, in some 3 % fewer bytes
+  /// (docs/performance.md); a device subscriber decodes them within the pause. The commands write large blocks, unless
+  /// the objective is speed.
   std::uint32_t block_changes = kBlockChanges;
   int zstd_level = 0;                        ///< 0: frames are stored as they are; 1 to 19: zstd where it is smaller.
   std::uint32_t frame_capacity = 16U << 20;  ///< Bytes of one frame record, kMinFrameCapacity to kMaxFrameCapacity.

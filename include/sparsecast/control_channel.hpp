@@ -33,12 +33,12 @@ class SPARSECAST_API ControlChannel {
 
   /// Returns every rank's bytes, in the order of ranks, on every rank.
   virtual std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) = 0;
-  /// Makes one message of all ranks' parts, which are in the order of ranks. It depends on them and on what all ranks
-  /// know alike, because it is not said on which rank it runs.
+  /// Combines all ranks' parts, in the order of ranks, into one message. The message must depend only on the parts and
+  /// on values that are equal on all ranks, because the rank on which the function runs is unspecified.
   using Combine = std::function<Bytes(const std::vector<Bytes>& parts)>;
-  /// Returns on every rank what `combine` makes of all ranks' bytes. It runs on one rank, so that no other rank gets
-  /// all parts, or on each; an error that it throws ends the call on all ranks, with its code on the rank on which it
-  /// ran. The default combines on each rank what all_gather returns.
+  /// Returns on every rank the result of `combine` for all ranks' bytes. `combine` runs on one rank, so that no other
+  /// rank gets all parts, or on every rank. An error that `combine` throws ends the call on all ranks, and keeps its
+  /// code on a rank where `combine` ran. The default calls all_gather, then runs `combine` on each rank.
   virtual Bytes reduce(std::span<const std::byte> own, const Combine& combine, Deadline deadline) {
     return combine(all_gather(own, deadline));
   }

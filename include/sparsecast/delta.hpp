@@ -21,7 +21,8 @@ namespace sparsecast {
 
 using Bytes = std::vector<std::byte>;
 
-/// Identifier of a stream, that is, of all deltas of one training run (16 bytes). Both ends must use the same one.
+/// Identifier of a stream, that is, of all deltas of one training run (16 bytes). Both ends must use the same
+/// identifier.
 using StreamId = Hash128;
 
 /// First record of a delta. Layout: docs/wire-format.md, "Header record".
@@ -158,7 +159,7 @@ class SPARSECAST_API DeltaFile {
 
   std::string name_;
   std::uint64_t size_ = 0;
-  std::shared_ptr<File> file_;  ///< Null for one over `memory_`.
+  std::shared_ptr<File> file_;  ///< Null when the delta is in `memory_`.
   ConstBytes memory_;
   DeltaHeader header_;
   TensorTable table_;
@@ -171,15 +172,15 @@ class SPARSECAST_API DeltaFile {
 
 /// Merges a delta u->v and a delta v->w into u->w, section by section, to `sink` (header, table, frames, commit). With
 /// the codecs `ulp` and `xor`, elements that return to their value in u are dropped. Both must share stream, table and
-/// (unless one has no frames) value codec, and `second` must start where `first` ends, by version and digest. When one
-/// of them is a `context` delta, or the result is to be one, it needs `base`, the tensors at u (parallel to the table).
-/// Throws Error{kVersionGap | kWrongBase | kTableMismatch | kForeignStream | kUsage}.
+/// (unless one has no frames) value codec, and `second` must start where `first` ends, by version and digest. When
+/// either delta is a `context` delta, or the result is to be one, the call needs `base`, the tensors at u (parallel to
+/// the table). Throws Error{kVersionGap | kWrongBase | kTableMismatch | kForeignStream | kUsage}.
 SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
                                     const RecordSink& sink, const std::optional<TensorReader>& base = std::nullopt);
 
-/// Writes a delta u->v anew, to `sink`, with the positions, compression and frames of `options`; the value codec stays.
-/// A `context` delta, and a result that is to be one, need `base`, the tensors at u (parallel to the table). With
-/// `since`, a delta u->w that is neither `raw` nor `context`, `base` has the tensors at w instead. Throws
+/// Encodes a delta u->v again, to `sink`, with the positions, compression and frames of `options`; the value codec
+/// stays. A `context` delta, and a result that is to be one, need `base`, the tensors at u (parallel to the table).
+/// With `since`, a delta u->w that is neither `raw` nor `context`, `base` has the tensors at w instead. Throws
 /// Error{kUsage | kTableMismatch | kWrongBase}.
 SPARSECAST_API CommitRecord recode(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
                                    const std::optional<TensorReader>& base = std::nullopt,

@@ -79,7 +79,7 @@ struct LogCatalog {
   std::optional<PublicKey> signer;
 };
 
-/// The object `anchors/<version>-<record_hash>/anchor`: commits an ordinary checkpoint, whose files are stored beside
+/// The object `anchors/<version>-<record_hash>/anchor`: commits an ordinary checkpoint, whose files are stored next to
 /// it.
 struct LogAnchor {
   struct FileEntry {
@@ -136,8 +136,8 @@ class SPARSECAST_API LogReader {
 
   ObjectStore& store() noexcept;
   const LogTrust& trust() const noexcept;
-  /// Restores what the caller has seen before a restart (a follower's state file). Must be called before any other
-  /// call.
+  /// Restores the newest commit that the caller had seen before a restart (from a follower's state file). Must be
+  /// called before any other call.
   void remember(const LogCommit& seen);
 
   /// Returns the newest commit; nullopt when the store holds no log. Finds it without listing: tries the names of
@@ -193,8 +193,9 @@ struct AnchorRule {
 
 struct LogWriterOptions {
   std::shared_ptr<const SigningKey> key;  ///< Null: unsigned.
-  /// Identifier of the publisher. All zero: a random one is chosen. A process that calls resume() after a restart gives
-  /// the identifier that it had before; that must have been made durable before create() or take_over().
+  /// Identifier of the publisher. All zero: a random one is chosen. A process that calls resume() after a restart
+  /// passes the identifier that it used before. It must have stored that identifier durably before create() or
+  /// take_over().
   Hash128 publisher;
   std::vector<std::uint32_t> merge_spans{4, 16, 64};  ///< Each is a multiple of the one before; empty: no merging.
   AnchorRule anchor_rule;
@@ -205,15 +206,16 @@ struct LogWriterOptions {
 struct CompactReport {
   std::uint64_t merged = 0;  ///< Number of merged deltas written.
   std::uint64_t bytes = 0;
-  /// Spans left out because one of their deltas has `context` positions, which are known only with weights that the
-  /// mirror has not gone through.
+  /// Number of spans left out because one of their deltas has `context` positions, which can be decoded only with its
+  /// base weights, and the mirror has not applied that delta.
   std::uint64_t without_base = 0;
 };
 
-/// A checkpoint that follows the log (make_checkpoint_target with keep_plain), by which `context` deltas are merged.
+/// A checkpoint that follows the log (make_checkpoint_target with keep_plain). `context` deltas are merged from the
+/// copies with `packed` positions that it keeps.
 struct MergeMirror {
   std::string checkpoint;
-  std::uint64_t version = 0;  ///< The version that it holds.
+  std::uint64_t version = 0;  ///< Version that the checkpoint holds.
 };
 
 struct RetentionPolicy {
@@ -243,11 +245,11 @@ class SPARSECAST_API LogWriter {
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;
 
-  /// Creates the log with its genesis commit. Throws kUsage when there is one.
+  /// Creates the log with its genesis commit. Throws kUsage when the log exists already.
   LogCommit create(const LogCreation& creation);
   /// Begins a new epoch by a commit of its own (the next version, same digest): from then on the previous publisher
-  /// cannot commit. `expected` is the digest that the caller's weights have: kWrongBase or kTableMismatch when the head
-  /// has another. Throws kFenced when another publisher commits first.
+  /// cannot commit. `expected` is the digest that the caller's weights have: kWrongBase or kTableMismatch when the
+  /// head's differs. Throws kFenced when another publisher commits first.
   LogCommit take_over(std::shared_ptr<const TensorTable> table, const StateDigest& expected,
                       const std::string& label = {});
   /// Continues, without a commit, the epoch that this publisher (options.publisher) began before a restart. Throws
@@ -255,14 +257,14 @@ class SPARSECAST_API LogWriter {
   LogCommit resume(std::shared_ptr<const TensorTable> table, const StateDigest& expected);
   /// Commits one delta of the next version (header.version == head + 1, base digest == head's). First makes the delta
   /// object durable, then the commit, and then returns. Repeating the call with the same delta after any error is safe,
-  /// and is how an unknown outcome is settled. Throws kFenced when another publisher has the version, kUsage before
-  /// create, take_over or resume, kForeignStream, kVersionGap, kWrongBase, kTableMismatch for a delta that does not
-  /// belong.
+  /// and is how an unknown outcome is settled. Throws kFenced when another publisher has committed the version, kUsage
+  /// before create, take_over or resume, kForeignStream, kVersionGap, kWrongBase, kTableMismatch for a delta that does
+  /// not continue the log.
   LogCommit publish(const DeltaFile& delta, const std::string& label = {});
   /// Commits a delta that is in memory.
   LogCommit publish(const Delta& delta, const std::string& label = {});
   /// Changes the trusted keys by a commit of its own. The writer's own key must be trusted before and after (kUsage):
-  /// to rotate keys, the old key adds the new one, which then removes the old one. Signs catalog and floor anew first.
+  /// to rotate keys, the old key adds the new one, which then removes the old one. First signs catalog and floor again.
   LogCommit set_keys(std::vector<PublicKey> keys, const std::string& label = {});
   /// Returns the newest commit that this writer knows.
   const LogCommit& head() const;
@@ -271,16 +273,16 @@ class SPARSECAST_API LogWriter {
   /// which is verified against the commit's; then upload), windows at a time. An anchor that exists already is no
   /// error.
   AnchorRef write_anchor(FileSystem& fs, const std::string& checkpoint, std::uint64_t version);
-  /// Stores an opened checkpoint, with the pairs of 4-bit numbers that it has been declared to hold; `path` names it in
-  /// errors.
+  /// Stores an opened checkpoint, including the pairs of 4-bit numbers that Checkpoint::declare has given it; `path`
+  /// names the checkpoint in errors.
   AnchorRef write_anchor(const Checkpoint& checkpoint, const std::string& path, std::uint64_t version);
   /// Returns whether the anchor rule requires an anchor at the head now.
   bool anchor_due();
 
   /// Composes the missing merged deltas up to the head, smallest spans first, and enters them into the catalog.
   /// `scratch` is an existing directory for temporary files. At most `limit` deltas are written (0: all). Spans over
-  /// deltas of different value codecs are skipped; over deltas with `context` positions too, unless there is a `mirror`
-  /// that has gone through them: the merged delta has `context` positions then.
+  /// deltas of different value codecs are skipped. Spans over deltas with `context` positions are skipped too, unless
+  /// `mirror` has applied these deltas; the merged delta then has `context` positions.
   CompactReport compact(FileSystem& fs, const std::string& scratch, std::uint64_t limit = 0,
                         const std::optional<MergeMirror>& mirror = std::nullopt);
 
@@ -315,7 +317,8 @@ struct LogVerifyReport {
   std::uint64_t head = 0;
   std::uint64_t epoch = 0;  ///< Epoch of the head.
   std::uint64_t commits = 0;
-  std::uint64_t deltas = 0;  ///< Number of deltas, each read in full and decoded; so are the next two.
+  /// Number of deltas. Deltas, merged deltas and anchors are each read in full and decoded.
+  std::uint64_t deltas = 0;
   std::uint64_t merged = 0;
   std::uint64_t anchors = 0;
   std::uint64_t bytes = 0;          ///< Bytes of deltas, merged deltas and anchors that were read.
@@ -323,10 +326,10 @@ struct LogVerifyReport {
   std::vector<LogProblem> problems;
 };
 
-/// Reads the whole log anew: every commit and its predecessor, signatures (where keys are pinned), every object's hash,
-/// every block of every delta, digests of deltas, merged deltas and anchors against the commits, catalog, floor and
-/// leases. Continues after a problem. `scratch` is an existing directory. Throws Error{kUsage} where there is no log,
-/// and what the store or `fs` throws.
+/// Reads and verifies the whole log: every commit and its predecessor, signatures (where keys are pinned), every
+/// object's hash, every block of every delta, digests of deltas, merged deltas and anchors against the commits,
+/// catalog, floor and leases. Continues after a problem. `scratch` is an existing directory. Throws Error{kUsage} where
+/// there is no log, and the errors of the store and of `fs`.
 SPARSECAST_API LogVerifyReport verify_log(std::shared_ptr<ObjectStore> store, const LogTrust& trust, FileSystem& fs,
                                           const std::string& scratch, const LogVerifyOptions& options = {});
 

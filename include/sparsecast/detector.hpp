@@ -19,16 +19,16 @@ class JoinedTables;
 class PublisherBackend;
 struct StridedView;
 
-/// Result of detection in a tile, or in a part of one, of `count` elements.
+/// Result of TileDetector::detect for `count` elements: a tile, or a part of a tile.
 struct TileView {
-  const std::byte* current = nullptr;  ///< The new bits of its elements.
-  const std::byte* old = nullptr;      ///< Their bits before; null when the detector does not know them (Mask alone).
+  const std::byte* current = nullptr;  ///< New bits of the elements.
+  const std::byte* old = nullptr;      ///< Old bits; null when the detector does not know them (masks only).
   std::byte* refresh = nullptr;        ///< Memory in which the encoder stores changed elements' new bits; may be null.
   std::uint32_t changed = 0;           ///< Number of entries in TileWorkspace::positions.
   /// Strides of the new bits. Set only by the library's own detectors over strided memory, otherwise null. When it is
   /// set, `current` points to the tensor's first element, and the view gives the positions of the others.
   const StridedView* current_view = nullptr;
-  const StridedView* old_view = nullptr;  ///< Strides of `old` and `refresh`, likewise.
+  const StridedView* old_view = nullptr;  ///< Strides of `old` and `refresh`, in the same way.
 };
 
 /// Scratch memory of one encoding thread: the positions that a detector found, and room to save old bits.
@@ -39,22 +39,22 @@ struct TileWorkspace {
   alignas(64) std::byte kept[kTileElems * 8];
 };
 
-/// Finds the elements that differ from what receivers hold, and, but for a mask, their old bits. Comparisons are of
-/// storage bits: a NaN with the same bits is unchanged, and +0 and -0 differ. make_detector() makes one, and a
-/// Publisher takes it. Not thread-safe.
+/// Finds the elements that differ from those that receivers hold and, except with a mask, their old bits. Comparisons
+/// are of storage bits: a NaN with the same bits is unchanged, and +0 and -0 differ. make_detector() makes a detector,
+/// and a Publisher takes ownership of it. Not thread-safe.
 class SPARSECAST_API Detector {
  public:
   virtual ~Detector() = default;
   /// Flags elements of `tensor` as changed: ORs ceil(elements / 64) words, one bit an element, least significant first,
-  /// into the flags of a detector by mask (Detection::kMask); any other one throws Error{kUsage}. The words lie where
-  /// the tensors are. On the host, bits beyond the last element are Error{kUsage}. On a device the words are 8-byte
-  /// aligned, such bits are ignored, and the work is enqueued on `stream` (null: the default stream): the next publish
-  /// waits for it, and work that is enqueued later on `stream` may change the words. Must not be called during a
-  /// publish.
+  /// into the flags of a detector by mask (Detection::kMask); any other detector throws Error{kUsage}. The words are in
+  /// the same memory, host or device, as the tensors. On the host, bits beyond the last element are Error{kUsage}. On a
+  /// device the words are 8-byte aligned, such bits are ignored, and the work is enqueued on `stream` (null: the
+  /// default stream): the next publish waits for it, and work that is enqueued later on `stream` may change the words.
+  /// Must not be called during a publish.
   virtual void mark(std::size_t tensor, const std::uint64_t* words, CUstream_st* stream = nullptr);
 
-  /// Returns whether it has the old bits of all elements, and keeps them until the delta is committed or aborted, as
-  /// `context` positions need.
+  /// Returns whether the detector has the old bits of all elements and keeps them until the delta is committed or
+  /// aborted, which `context` positions require.
   virtual bool has_all_old() const noexcept = 0;
   /// Internal: makes the part of a publisher that works in the memory of the tensors. `tables` and the detector must
   /// outlive it. Throws Error{kUsage | kUnsupported | kTableMismatch}.
@@ -63,11 +63,11 @@ class SPARSECAST_API Detector {
 
 /// How changes are found.
 enum class Detection {
-  /// Compare with a snapshot of what receivers hold, and update it where elements changed. Of an fp32 master (see
-  /// make_detector), the cast is compared while the master is read, and kept nowhere else.
+  /// Compare with a snapshot of the bits that receivers hold, and update the snapshot where elements changed. An fp32
+  /// master (see make_detector) is cast and compared as it is read; only the snapshot keeps the cast.
   kSnapshot,
-  /// Cast fp32 masters to the bf16 tensors in place, and detect in the same pass, because the bf16 about to be
-  /// overwritten is what receivers hold: no snapshot. Publishing performs the cast.
+  /// Cast fp32 masters to the bf16 tensors in place, and detect in the same pass, because receivers hold the bf16 bits
+  /// that are about to be overwritten. No snapshot is needed. Publishing performs the cast.
   kFusedCast,
   /// The caller's own flags, one bit an element (Detector::mark), for example from an optimizer hook, or the union of
   /// several steps. Elements that are not flagged are not read. A publish takes the flags; a commit clears them, and an
@@ -80,40 +80,40 @@ struct DetectorOptions {
   Detection by = Detection::kSnapshot;
   /// Tensors that receivers hold, parallel to the table, of its dtypes and on the device of the live ones. kSnapshot: a
   /// snapshot in the caller's memory, whose elements must not overlap and to which only the detector writes; empty: the
-  /// detector takes the live tensors now for what receivers hold, and keeps a copy of its own. kFusedCast: the bf16
-  /// tensors, contiguous, which it overwrites. kMask: empty.
+  /// detector assumes that receivers hold the current bits of the live tensors, and keeps a copy of its own.
+  /// kFusedCast: the bf16 tensors, contiguous, which it overwrites. kMask: empty.
   std::vector<TensorRef> held;
   /// kSnapshot on a device: the detector's own copy lies in pinned host memory, for trainers without spare device
   /// memory. It is transferred in chunks of device.chunk_bytes, double-buffered, so that one chunk is transferred while
-  /// the kernels process the one before; with masters among the tensors, the kernels read it where it is. They write
-  /// changed elements straight back.
+  /// the kernels process the one before; with masters among the tensors, the kernels read the copy in place. The
+  /// kernels write changed elements straight back to the copy.
   bool pinned = false;
-  /// For tensors on a device. Its ordinal, unless negative, must be theirs.
+  /// Options for tensors on a device. The ordinal, unless negative, must be that of the tensors' device.
   DeviceOptions device;
 };
 
-/// Makes a detector of the trainer's tensors `live`, which are parallel to the table and all on one device or all on
-/// the host; they are only read. Each is of the table's dtype, or the fp32 master of a bf16 tensor: receivers get the
-/// cast (round to nearest, ties to even; a NaN becomes the quiet NaN of the same sign and upper payload). kFusedCast
-/// takes masters only; a tensor whose master has no data must not change. The frames do not depend on the device, on
-/// strides, nor on where the snapshot is.
+/// Makes a detector of changes in the trainer's tensors `live`, which are parallel to the table and all on one device
+/// or all on the host. The live tensors are only read. Each is of the table's dtype, or the fp32 master of a bf16
+/// tensor: receivers get the cast (round to nearest, ties to even; a NaN becomes the quiet NaN of the same sign and
+/// upper payload). kFusedCast takes masters only; a tensor whose master has no data must not change. The frames do not
+/// depend on the device, on strides, nor on where the snapshot is.
 ///
 /// Live tensors and the caller's snapshot may be views, each with strides of its own; memory between their elements is
 /// neither read nor written. On a device a view is read 16 bytes at a time where its innermost run (dimensions that are
 /// contiguous together form one run) has a multiple of 16 bytes and a 16-byte aligned start, in both live tensor and
-/// snapshot; otherwise it is read element by element. A master that is a view: where the run is a multiple of 8
-/// elements. A contiguous tensor is read so wherever it begins, unless the caller's snapshot of it begins elsewhere
-/// modulo 16 bytes.
+/// snapshot; otherwise it is read element by element. A master that is a view is read 16 bytes at a time where the run
+/// is a multiple of 8 elements. A contiguous tensor is read 16 bytes at a time wherever it begins, unless the caller's
+/// snapshot of it begins elsewhere modulo 16 bytes.
 ///
-/// Throws Error{kUsage} that names the tensor for references that do not fit the table; Error{kUnsupported} that says
-/// what there is not: a device backend or its memory, and views or masters where the method takes none; and the errors
-/// of the device.
+/// Throws Error{kUsage} that names the tensor for references that do not fit the table; Error{kUnsupported} that names
+/// what is missing, a device backend or device memory, or for views or masters that the method does not accept; and the
+/// errors of the device.
 SPARSECAST_API std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table,
                                                        std::vector<TensorRef> live, DetectorOptions options = {});
 
-/// A detector of host memory, which the encoder asks tile by tile; a program may have one of its own. detect() may be
-/// called concurrently for distinct tiles, each with its own workspace. It is called once a delta for each tile, or one
-/// after another for its parts.
+/// A detector for host memory, which the encoder calls tile by tile. Programs may implement their own. detect() may be
+/// called concurrently for distinct tiles, each with its own workspace. For each delta it is called once for every
+/// tile, or once for every part of a tile, one part after another.
 class SPARSECAST_API TileDetector : public Detector {
  public:
   /// Returns the preferred number of elements for one detect() call: a divisor of kTileElems and a multiple of 64. A
@@ -143,7 +143,7 @@ class SPARSECAST_API TileDetector : public Detector {
   virtual void aborted() {}
 };
 
-/// Compares two sets of host tensors of the table, which the caller owns; nothing is refreshed.
+/// Makes a detector that compares two sets of host tensors of the table. The caller owns both; neither is written.
 SPARSECAST_API std::unique_ptr<TileDetector> make_compare_detector(const TensorTable& table,
                                                                    const std::vector<ConstBytes>& current,
                                                                    const std::vector<ConstBytes>& base);

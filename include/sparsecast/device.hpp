@@ -25,7 +25,7 @@ SPARSECAST_API bool device_backend_available() noexcept;
 inline constexpr std::uint64_t kDefaultChunkBytes = std::uint64_t{1} << 28;
 
 struct DeviceOptions {
-  int device = -1;  ///< CUDA ordinal; -1: that of the tensors, and the host for an empty table.
+  int device = -1;  ///< CUDA ordinal; -1: the device of the tensors, or the host for an empty table.
   /// Stream on which all work is enqueued. Null: the object creates a stream of its own, which does not wait for the
   /// default stream. The caller's stream must outlive the object.
   CUstream_st* stream = nullptr;
@@ -34,10 +34,10 @@ struct DeviceOptions {
   /// Bytes of elements that one pass of the kernels processes. Determines the scratch memory of a publisher (a little
   /// more than twice as much).
   std::uint64_t chunk_bytes = kDefaultChunkBytes;
-  /// Most bytes of device memory in which a subscriber keeps the decoded changes of a staged delta (6 bytes each for
-  /// bf16), so that the pause only writes them. Those of a larger delta, or where that is more than a quarter of the
-  /// memory that the device has free, are decoded again in the pause. Unset: a sixteenth of the bytes of the tensors.
-  /// Those of a delta with `context` positions are always kept, and take 4 bytes each more while it is staged.
+  /// Maximum bytes of device memory in which a subscriber keeps the decoded changes of a staged delta (6 bytes a change
+  /// for bf16), so that the pause only writes them. Changes that need more than this, or more than a quarter of the
+  /// device's free memory, are decoded again in the pause. Unset: a sixteenth of the bytes of the tensors. The changes
+  /// of a delta with `context` positions are always kept, and take 4 more bytes each while the delta is staged.
   std::optional<std::uint64_t> entry_bytes = {};
 };
 
@@ -47,7 +47,8 @@ struct DeviceRecord {
   std::uint32_t record_bytes = 0;
 };
 
-/// A delta whose frames lie in device memory, complete for work enqueued on `stream` after it.
+/// A delta whose frames are in device memory. Work that is enqueued on `stream` after the delta was made sees them
+/// complete.
 struct DeviceDelta {
   DeltaHeader info;
   CommitRecord result;

@@ -33,9 +33,9 @@ enum class ErrorCode : int {
   kGone,         ///< Retention has removed the requested object: start again from an anchor.
   kUnsigned,     ///< Keys are pinned, and the object has no signature by a known algorithm.
   kForeignKey,   ///< The object is signed, but by no key that is trusted at this version.
-  kReplayed,     ///< A genuine object in another one's place: of another version, stream or kind than asked for.
+  kReplayed,     ///< A genuine object in the wrong place: of another version, stream or kind than was asked for.
   kRolledBack,   ///< The log shows an older head, another history or a lower epoch than was seen before.
-  kMixed,        ///< Genuine parts that do not belong together: a hash, digest or predecessor is not the one named.
+  kMixed,        ///< Genuine parts that do not belong together: a hash, digest or predecessor is not the expected one.
   kExpired,      ///< The newest commit is older than the caller allows: the log may be frozen, or its publisher dead.
 };
 

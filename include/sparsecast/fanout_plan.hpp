@@ -2,7 +2,7 @@
 #pragma once
 
 // The fan-out plan says which rank sends which data to which ranks. It is the intersection of a trainer's layout with
-// those of its engines. docs/fanout.md explains it.
+// the layouts of its engines. docs/fanout.md explains it.
 
 #include <cstdint>
 #include <memory>
@@ -20,15 +20,16 @@ namespace sparsecast {
 struct Participant {
   std::string name;
   std::shared_ptr<const Layout> layout;  ///< Engines of the same cut may share it.
-  std::vector<int> ranks;                ///< World rank of each of the layout's ranks; in one engine at most.
+  std::vector<int> ranks;                ///< World rank of each layout rank. A world rank is in at most one engine.
 };
 
 struct PlanOptions {
   /// Maximum number of groups (communicators) that a rank may belong to, at least 1. Beyond it, groups are merged by
   /// the rule in docs/fanout.md.
   std::size_t max_groups_per_rank = 16;
-  /// Bytes that a new route counts as when the sender is chosen among replicas, which is the one with the fewest bytes
-  /// to send. Each route costs a transfer with its latency, and only balances detection and snapshots.
+  /// Bytes that a new route counts as when the plan chooses a sender among replicas: the replica with the fewest bytes
+  /// to send. A further route costs a transfer with its latency, and only gains a better balance of detection and
+  /// snapshots.
   std::uint64_t route_cost_bytes = std::uint64_t{256} << 20;
   /// Patterns of names (* and ? as in a shell) of trainer tensors that need no engine. Any other trainer tensor that no
   /// engine holds is an error.

@@ -50,19 +50,19 @@ struct ForeignStep {
   std::optional<std::uint64_t> base_version;  ///< Base version from the files.
 };
 
-/// Returns the versions at `path` in ascending order: the version that `path` itself is, or those in the directory.
-/// Without `family`, the family is recognised from the files. In a TRL directory with `deltas/` and `anchors/`, an
-/// anchor is used only where the delta of its version is missing. Throws Error{kUsage} when nothing is recognised,
-/// Error{kIncomplete} for a version directory that its writer has not finished, Error{kCorrupt} for malformed headers
-/// or indices.
+/// Returns the versions at `path` in ascending order: the version that `path` itself is, or the versions in that
+/// directory. Without `family`, the family is recognised from the files. In a TRL directory with `deltas/` and
+/// `anchors/`, an anchor is used only where the delta of its version is missing. Throws Error{kUsage} when nothing is
+/// recognised, Error{kIncomplete} for a version directory that its writer has not finished, Error{kCorrupt} for
+/// malformed headers or indices.
 SPARSECAST_API std::vector<ForeignStep> find_foreign_steps(FileSystem& fs, const std::string& path,
                                                            std::optional<ForeignFamily> family = std::nullopt);
 
 /// Reads `step` as a change of `base` and writes it as a delta to `sink` (header, table, frames, commit). `header` has
 /// stream, versions and base digest, which the caller guarantees to be the digest of `base`. Everything in the files is
 /// checked against the base's table before it is used: names, dtypes, shapes, counts, bounds, order, checksums, and the
-/// size of each zstd frame's content. Intermediate data of more than 64 MiB go to a temporary directory beside
-/// `scratch_beside`, which is removed in the end. Throws Error{kCorrupt | kTableMismatch | kIncomplete | kUnsupported |
+/// size of each zstd frame's content. Intermediate data of more than 64 MiB go to a temporary directory next to
+/// `scratch_beside`, which is removed at the end. Throws Error{kCorrupt | kTableMismatch | kIncomplete | kUnsupported |
 /// kIo}, with file, tensor and offset.
 SPARSECAST_API CommitRecord read_foreign_step(FileSystem& fs, const ForeignStep& step, const Checkpoint& base,
                                               DeltaHeader header, const EncodeOptions& options,
@@ -79,8 +79,8 @@ struct ForeignWriteOptions {
 /// Writes the changes that `delta` makes to `base` in another system's format, under that system's file names in
 /// `directory` (created when missing), and returns the paths. Each path appears whole or not at all. The caller
 /// guarantees that `base` has the delta's base digest. Throws Error{kUsage} when such a path exists already,
-/// Error{kUnsupported} for changes that the format cannot represent, Error{kDigestMismatch} when the delta does not
-/// lead to its digest.
+/// Error{kUnsupported} for changes that the format cannot represent, Error{kDigestMismatch} when the result does not
+/// have the digest that the delta promises.
 SPARSECAST_API std::vector<std::string> write_foreign_step(FileSystem& fs, const DeltaFile& delta,
                                                            const Checkpoint& base, const std::string& directory,
                                                            const ForeignWriteOptions& options);

@@ -45,14 +45,16 @@ class SPARSECAST_API FileSystem {
   virtual std::unique_ptr<File> open(const std::string& path, OpenMode mode) = 0;
   virtual bool exists(const std::string& path) = 0;
   virtual bool is_directory(const std::string& path) = 0;
-  /// Returns whether the name itself is a symbolic link, whatever it leads to. A file system without links says no.
+  /// Returns whether the name itself is a symbolic link, whatever its target. Returns false in a file system without
+  /// links.
   virtual bool is_link(const std::string& path);
-  /// Returns the number of names (hard links) of a file; 1 in a file system without them.
+  /// Returns the number of names (hard links) of a file; 1 in a file system without hard links.
   virtual std::uint64_t names(const std::string& path);
-  /// Returns the path that symbolic links lead to; `path` itself where nothing is there, or without links.
+  /// Returns the path that symbolic links lead to; `path` itself when nothing exists there, or in a file system without
+  /// links.
   virtual std::string resolved(const std::string& path);
-  /// Gives the file, or the symbolic link itself, `from` another name, which must not exist. False where that cannot
-  /// be: in a file system without hard links.
+  /// Adds the name `to`, which must not exist, to the file `from`, or to the symbolic link itself if `from` is a link.
+  /// Returns false in a file system without hard links.
   virtual bool link(const std::string& from, const std::string& to);
   virtual void make_directory(const std::string& path) = 0;  ///< Parent must exist; an existing directory is fine.
   virtual bool is_private(const std::string& path) = 0;  ///< True when only its owner may read, write or execute it.
@@ -79,9 +81,8 @@ SPARSECAST_API std::vector<std::byte> read_file(FileSystem& fs, const std::strin
 /// Returns the directory part of a path: "dir" for "dir/name", "." when there is none.
 SPARSECAST_API std::string parent_directory(const std::string& path);
 
-/// Writes a file so that either the old or the whole new content is visible under `path`, durable on return:
-/// temporary file beside it, write, fsync, rename, fsync of the directory. The destructor removes an
-/// uncommitted temporary file.
+/// Writes a file so that either the old or the whole new content is visible under `path`, durable on return: temporary
+/// file next to it, write, fsync, rename, fsync of the directory. The destructor removes an uncommitted temporary file.
 class SPARSECAST_API AtomicFile {
  public:
   AtomicFile(FileSystem& fs, std::string path);

@@ -121,7 +121,8 @@ class SPARSECAST_API Layout {
 };
 
 /// Return references to the local tensors of a rank, of the layout's dtypes: in host memory, or at these addresses of a
-/// device. Throw Error{kUsage} that names rank and tensor unless there is one for each, of its bytes.
+/// device. Throw Error{kUsage} that names rank and tensor unless `tensors` has one entry for each local tensor, of its
+/// size.
 SPARSECAST_API std::vector<TensorRef> refs_to(const Layout& layout, std::size_t rank,
                                               const std::vector<MutableBytes>& tensors);
 SPARSECAST_API std::vector<TensorRef> refs_to(const Layout& layout, std::size_t rank,

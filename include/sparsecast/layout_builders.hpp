@@ -40,8 +40,8 @@ struct Placement {
   Axes axes;
 };
 
-/// Rule by which a local tensor is made of canonical ones. "Rows" are dimension 0. A local tensor of several canonical
-/// tensors holds their parts one after another along the rows; all other dimensions must agree.
+/// Rule by which a local tensor is made of canonical tensors. "Rows" are dimension 0. A local tensor of several
+/// canonical tensors holds their parts one after another along the rows; all other dimensions must agree.
 struct SPARSECAST_API Cut {
   enum class Rule {
     kReplicate,       ///< Whole tensors.

@@ -12,9 +12,9 @@ namespace sparsecast {
 
 /// Options for reading a layout file.
 struct LayoutFileOptions {
-  /// Factor that divides every dimension that the file declares as scalable (hidden size, vocabulary, ...). Of scalable
-  /// repeats (layers, experts) every n-th is kept. Cuts stay as they are. The result is a small version of the same
-  /// plan, for trials. docs/layout-format.md has the exact rules. A dimension that does not divide evenly is
+  /// Factor that divides every dimension that the file declares as scalable (hidden size, vocabulary, ...). Every n-th
+  /// of the scalable repeats (layers, experts) is kept. Cuts stay as they are. The result is a small version of the
+  /// same plan, for trials. docs/layout-format.md has the exact rules. A dimension that does not divide evenly is
   /// Error{kUsage}.
   std::uint64_t scale_down = 1;
   /// Maximum number of shards, and of local tensors, that rules may make. Each takes about 250 bytes.

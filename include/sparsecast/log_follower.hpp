@@ -24,11 +24,11 @@ struct CatchUpPath {
 };
 
 /// Returns the cheapest path from `from` to `to` by bytes + objects * `object_cost_bytes`, where `object_cost_bytes` is
-/// the cost of one request in bytes that could be read in its time, and an anchor counts as one object. Among paths of
-/// equal cost it returns that with the fewest objects. `from` is the version at hand; nullopt when there is none.
-/// `edges` are all known deltas, single and merged; deltas that do not lead to a higher version, or lead beyond `to`,
-/// are ignored. The path is empty when `from` is `to`; nullopt when no path exists. Takes n log n time in the number of
-/// edges and anchors.
+/// the number of bytes that could be read in the time of one request, and an anchor counts as one object. Among paths
+/// of equal cost it returns the path with the fewest objects. `from` is the version at hand; nullopt when there is
+/// none. `edges` are all known deltas, single and merged; deltas that do not lead to a higher version, or lead beyond
+/// `to`, are ignored. The path is empty when `from` is `to`; nullopt when no path exists. Takes n log n time in the
+/// number of edges and anchors.
 SPARSECAST_API std::optional<CatchUpPath> cheapest_path(std::optional<std::uint64_t> from, std::uint64_t to,
                                                         const std::vector<DeltaRef>& edges,
                                                         const std::vector<AnchorRef>& anchors,
@@ -45,8 +45,9 @@ class SPARSECAST_API FollowerTarget {
   /// Applies a delta and verifies the result's digest. When it throws Error, the target is at the delta's base, or in a
   /// state that only recover() can determine (I2, I3); the follower calls recover() before any other function.
   virtual void apply(const DeltaFile& delta) = 0;
-  /// Throws Error{kUsage} if reseed() by a checkpoint of tensors of this table (TensorTable::hash) would destroy what
-  /// is no version of them. The follower asks before it fetches an anchor. By default all may be replaced.
+  /// Throws Error{kUsage} if reseed() with a checkpoint of the table of this hash (TensorTable::hash) would destroy
+  /// data that is not a version of that table's tensors. The follower calls this before it fetches an anchor. By
+  /// default everything may be replaced.
   virtual void require_replaceable(const Hash128& table_hash);
   /// Replaces everything by the checkpoint in `directory`, which lies in scratch_directory(). Its digest must be
   /// `expected`, which is verified before anything is replaced. The target may keep the directory's files, and removes
@@ -65,11 +66,12 @@ struct CheckpointTargetOptions {
   /// When false, pages are patched in place with a durable undo record, without a second copy. When true, each version
   /// is made in a copy that is renamed into place, so that readers of the old files are not disturbed.
   bool copy_on_write = false;
-  /// Before a delta with `context` positions is applied, it is also written with `packed` ones below `path` +
-  /// ".follow/plain/", for a compaction that has this checkpoint for its mirror and removes them.
+  /// Before a delta with `context` positions is applied, it is also written with `packed` positions below `path` +
+  /// ".follow/plain/". A compaction with this checkpoint as its mirror reads and removes these copies.
   bool keep_plain = false;
-  /// An anchor may replace a checkpoint of other tensors, or files that cannot be read. When false, only nothing, a
-  /// checkpoint of the log's tensors, and what has been one by the hand of such a target; else Error{kUsage}.
+  /// Whether an anchor may replace a checkpoint of other tensors, or files that cannot be read. When false, an anchor
+  /// is written only where no weights exist, over a checkpoint of the log's tensors, or over files that a target like
+  /// this one has written as such a checkpoint before; else Error{kUsage}.
   bool replace = false;
   FollowerProgress progress;
   FollowerNote note;
@@ -77,10 +79,11 @@ struct CheckpointTargetOptions {
 
 /// Makes a target for a checkpoint at `path` in Hugging Face's form, which any engine can load: a directory, or a
 /// single .safetensors file. A new checkpoint is a file when `path` ends in .safetensors, otherwise a directory. At any
-/// time `path` holds one whole version, unless (in place) an undo record beside the weights marks an unfinished update.
-/// A file is replaced in one step. A directory is replaced by two renames, between which it is absent for a moment; a
-/// notification is sent only when it is there. The directory's other files (config.json, weights that the index of the
-/// checkpoint does not name, ...) are kept, and one that would be in the way is Error{kUsage}.
+/// time `path` holds one whole version, unless (in place) an undo record next to the weights marks an unfinished
+/// update. A file is replaced in one step. A directory is replaced by two renames, between which it is absent for a
+/// moment; a notification is sent only while the directory exists. The directory's other files (config.json, weights
+/// that the index of the checkpoint does not name, ...) are kept; a file whose name the checkpoint needs is
+/// Error{kUsage}.
 ///
 /// Temporary files and the follower's state are kept in `path` + ".follow/", on the same file system. Only one process
 /// may use it at a time; the caller takes an advisory lock (as the command does). Memory: one frame, and two windows of
@@ -109,7 +112,8 @@ SPARSECAST_API std::unique_ptr<FollowerTarget> make_subscriber_target(Subscriber
 /// follower first started.
 struct FollowerNotification {
   /// Program and arguments, run without a shell. SPARSECAST_VERSION, SPARSECAST_DIGEST and SPARSECAST_STREAM are added
-  /// to its environment. It has failed unless it exits with 0; after the timeout it is ended by SIGTERM, then SIGKILL.
+  /// to its environment. The notification has failed unless the program exits with 0; after the timeout the program is
+  /// ended by SIGTERM, then SIGKILL.
   std::vector<std::string> command;
   std::string url;          ///< Target of a POST of `json` plus "version", "digest" and "stream"; must answer 2xx.
   std::string json = "{}";  ///< A JSON object.

@@ -47,11 +47,11 @@ struct Publication {
 class SPARSECAST_API LogPublisher {
  public:
   /// Takes over an existing log (made by LogWriter::create or `sparsecast log init`), as LogWriter::take_over does. The
-  /// bits that `detector` takes for the receivers' (its snapshot, or the tensors without one) are read once and must have
-  /// the head's digest, otherwise Error{kWrongBase}. Its tensors may be on the host or on a device, where changes are
-  /// detected and encoded; only frames are copied to the host. `table` is shared with the detector. `fs` must outlive the
-  /// publisher, and also the threads that its destructor leaves behind. `trust.max_age` is not used: a publisher may
-  /// return after any time. Throws the errors of LogReader and LogWriter::take_over.
+  /// bits that `detector` assumes receivers hold (its snapshot, or the tensors if it has none) are read once and must
+  /// have the head's digest, otherwise Error{kWrongBase}. The detector's tensors may be on the host or on a device,
+  /// where changes are detected and encoded; only frames are copied to the host. `table` is shared with the detector.
+  /// `fs` must outlive the publisher, and also the threads that its destructor leaves behind. `trust.max_age` is not
+  /// used: a publisher may return after any time. Throws the errors of LogReader and LogWriter::take_over.
   LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, LogTrust trust,
                std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector,
                LogPublisherOptions options, EncodeOptions encode = {});

@@ -3,8 +3,8 @@
 
 // NaN-masked tensors, for engines whose loader must see tensors of full shape: a NaN says "this element did not
 // change". A tensor is filled with NaNs, the new values are written into it, the loader takes it apart as it would any
-// checkpoint tensor, and the copy at its end is a masked one, which keeps what it finds where the source is a NaN.
-// Floating dtypes only, and no element that changed may be a real NaN. Pointers to device memory are named d_;
+// checkpoint tensor, and its final copy is a masked copy, which leaves the destination unchanged where the source is a
+// NaN. Floating dtypes only, and no element that changed may be a real NaN. Pointers to device memory are named d_;
 // CUstream_st* is a cudaStream_t.
 
 #include <cstdint>
@@ -29,9 +29,9 @@ SPARSECAST_API bool is_nan(DType dtype, std::uint64_t bits) noexcept;
 /// dtype without NaNs, {kUsage} for a number of bytes that is not a multiple of the element size.
 SPARSECAST_API void nan_fill(DType dtype, MutableBytes elements);
 
-/// The two views of a masked copy: the same shape of at most 8 dimensions, and for each the distance from an element to
-/// the next along every dimension, in elements. Empty strides: row-major without gaps. The elements of the destination
-/// do not overlap one another, nor the source's.
+/// The two views of a masked copy. Both have the same shape, of at most 8 dimensions, and strides of their own, in
+/// elements. Empty strides: row-major without gaps. The elements of the destination must not overlap one another, nor
+/// those of the source.
 struct MaskedCopyLayout {
   DType dtype = DType::kBF16;
   std::vector<std::uint64_t> shape;  ///< Empty: one element. A zero: nothing is copied.
@@ -41,7 +41,7 @@ struct MaskedCopyLayout {
 
 /// Copies the source's elements that are not NaN, bit for bit; where the source is NaN, the destination is not written.
 /// The memory may have any alignment. Throws Error{kUnsupported} for a dtype without NaNs, {kUsage} for a null pointer
-/// or a layout that is not as above.
+/// or a layout that breaks the rules of MaskedCopyLayout.
 SPARSECAST_API void masked_copy(const MaskedCopyLayout& layout, const void* source, void* destination);
 
 /// Versions of nan_fill and masked_copy that run on the current device, on memory that it can access, aligned to its

@@ -46,15 +46,16 @@ struct NcclOptions {
   std::uint64_t max_bytes = std::uint64_t{1} << 40;    ///< Limit for all records, or all frames, of one transfer.
   /// Whether staging memory is allocated by ncclMemAlloc and registered, when every rank supports that.
   bool register_memory = true;
-  /// Most CTAs that a communicator uses (ncclConfig_t::maxCTAs), and with them channels, whose buffers are most of what
-  /// NCCL takes on the device. 0: NCCL's choice. Must be the same on every rank, like the next two.
+  /// Maximum CTAs of a communicator (ncclConfig_t::maxCTAs). Also limits its NCCL channels, whose buffers are most of
+  /// the device memory that NCCL takes. 0: NCCL's choice. Must be the same on every rank, like `broadcast_ctas` and
+  /// `suspend_between_rounds`.
   int max_ctas = 0;
-  /// Most CTAs of one broadcast, where NCCL has ncclBroadcastConfig (2.31.2) on every rank; at most `max_ctas`. 0: as
-  /// many as the communicator has. With a bound NCCL launches each broadcast of a round by itself.
+  /// Maximum CTAs of one broadcast, where NCCL has ncclBroadcastConfig (2.31.2) on every rank; at most `max_ctas`. 0:
+  /// as many as the communicator has. With a limit, NCCL launches each broadcast of a round separately.
   int broadcast_ctas = 0;
-  /// Whether a round ends with ncclCommSuspend of its communicators, which gives memory of NCCL's back until their next
-  /// use, where every rank has that (2.29.7). NCCL does so in the background, and waits there for all work of the
-  /// device. The next use is a ncclCommResume first, and waits for all ranks; so is the end of the channel.
+  /// Whether a round ends with ncclCommSuspend of its communicators, which frees memory of NCCL until their next use;
+  /// only where NCCL has that call on every rank (2.29.7). NCCL suspends in the background, and waits there for all
+  /// work of the device. The next use and the end of the channel first call ncclCommResume, which waits for all ranks.
   bool suspend_between_rounds = false;
   /// Tag of the broadcasts for NCCL's profiler plug-ins (ncclCollConfig_t::userProfilerTag, 2.31.2), below 2^63. 0:
   /// none.
@@ -66,13 +67,13 @@ class NcclTransport;
 /// One contiguous piece of a transfer's byte range, where the range is not a single allocation.
 struct FramePiece {
   std::byte* data = nullptr;  ///< Only read on the source.
-  std::uint64_t offset = 0;   ///< Where it begins in the bytes of the transfer.
+  std::uint64_t offset = 0;   ///< Offset of the piece in the bytes of the transfer.
   std::uint64_t bytes = 0;
   bool on_device = true;  ///< Device memory; otherwise host memory, of any kind.
 };
 
-/// One transfer of a round: all that one source has for one channel. Its bytes are the same range on every rank of the
-/// channel, whatever the source puts there, and the head is what a receiver must know of it.
+/// One transfer of a round: everything that one source sends over one channel. Its byte range is the same on every rank
+/// of the channel, whatever bytes the source puts there. The head tells receivers what they must know about the bytes.
 struct FrameTransfer {
   static constexpr std::uint64_t kMaxHeadBytes = std::uint64_t{1} << 24;
   static constexpr std::uint32_t kMostHeadRoom = 8136;
@@ -81,18 +82,18 @@ struct FrameTransfer {
   int source = 0;  ///< Rank in the channel.
   int error = 0;   ///< Not 0: the ErrorCode that keeps the source from sending.
   Bytes head;      ///< At most kMaxHeadBytes.
-  /// Bytes of the head that travel with the first launch, a multiple of 8 and equal on all ranks of the channel: those
-  /// that the head is expected to have. A longer head costs one more launch.
+  /// Expected bytes of the head, a multiple of 8 and equal on all ranks of the channel. This many bytes travel with the
+  /// first launch; a longer head costs one more launch.
   std::uint32_t head_room = kMostHeadRoom;
   std::uint64_t bytes = 0;  ///< Length of the range.
   /// Device memory of the whole range, which NCCL reads on the source and writes on other ranks, without a copy. Null:
-  /// `pieces` are gathered in memory of the channel on the source, and get their bytes from there on other ranks, where
-  /// bytes outside of all pieces are dropped.
+  /// the source gathers `pieces` in memory of the channel. Other ranks receive into memory of the channel and copy from
+  /// there to `pieces`; bytes outside of all pieces are dropped.
   std::byte* d_frames = nullptr;
-  /// Pieces in ascending order that do not overlap. Those in host memory pass through the staging buffers.
+  /// Pieces in ascending order that do not overlap. Pieces in host memory pass through the staging buffers.
   std::vector<FramePiece> pieces;
-  /// Stream whose work until now must end before device memory of this transfer is read or written, and, on receivers,
-  /// whose later work sees the bytes. Null: nothing needs that.
+  /// Stream for the order of this transfer: its device memory is read or written only after the work that is on the
+  /// stream now, and on receivers later work on the stream sees the bytes. Null: no such order is needed.
   CUstream_st* stream = nullptr;
 };
 
@@ -102,8 +103,8 @@ struct NcclChannelReport {
   std::string formed_by;  ///< "init", "init with several roots", "split", "shrink" or "grow".
   bool registered = false;
   int device = 0;
-  bool configured = false;  ///< Broadcasts have NcclOptions::broadcast_ctas and profiler_tag.
-  bool suspends = false;    ///< As NcclOptions::suspend_between_rounds.
+  bool configured = false;  ///< NcclOptions::broadcast_ctas or profiler_tag are in effect.
+  bool suspends = false;    ///< NcclOptions::suspend_between_rounds is in effect.
 };
 
 /// A channel over one non-blocking NCCL communicator with its own watchdog. All channels of a device must be used in
@@ -113,7 +114,7 @@ struct NcclChannelReport {
 class SPARSECAST_API NcclTransport final : public Transport {
  public:
   /// Opens a channel, collectively over `control`, which belongs to the channel from now on. Throws Error:
-  /// kGroupMismatch when ranks disagree on versions or settings or share a GPU, kUsage for what is out of range,
+  /// kGroupMismatch when ranks disagree on versions or settings or share a GPU, kUsage for options out of range,
   /// kTimeout, kPeerFailed, kDevice, kUnsupported (no NCCL); kDevice also after work of an earlier channel that could
   /// not be stopped. A rank that joins an existing channel calls this while the others call reform().
   static std::unique_ptr<NcclTransport> open(std::shared_ptr<ControlChannel> control, const NcclOptions& options,
@@ -126,19 +127,20 @@ class SPARSECAST_API NcclTransport final : public Transport {
   ControlChannel& control() const noexcept override;
 
   // A round brings the transfers of one or several channels, which were split from one another, from the memory of
-  // their sources to that of all other ranks. Every rank of a channel names all transfers of that channel, in the same
-  // order, those that it does not need included. A failure breaks all channels of the round.
+  // their sources to the memory of all other ranks. Every rank of a channel passes all transfers of that channel, in
+  // the same order, including transfers that it does not need. A failure breaks all channels of the round.
 
-  /// First half of a round: one grouped launch of one small broadcast a transfer (and a second one where heads are
-  /// long), and one wait of the host for each. Sources set `error`, or `head` and `bytes`; the others get them, checked
-  /// against NcclOptions::max_bytes. With an error, head and bytes are empty on every rank. Throws Error{kUsage} on a
-  /// source whose head is too long; to the others, that is the transfer's error.
+  /// Performs the first half of a round: one grouped launch of one small broadcast a transfer, a second launch where
+  /// heads are long, and one wait of the host for each launch. Sources set `error`, or `head` and `bytes`; other ranks
+  /// receive these fields, checked against NcclOptions::max_bytes. With an error, head and bytes are empty on every
+  /// rank. Throws Error{kUsage} on a source whose head is too long; other ranks get that as the transfer's error.
   static void exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline);
-  /// Second half: one grouped launch of one broadcast for each transfer with bytes, and one wait of the host (more
-  /// where pieces lie on the host). `bytes` must be equal on all ranks, as exchange_heads leaves it. A receiver that
-  /// names no memory takes part all the same: it receives into memory of the channel, which is kept for the next round.
-  /// Also when it throws, the device no longer uses the memory, and what was received is undefined. Where the device or
-  /// NCCL hangs, it may: then the library frees no device memory any more (docs/nccl.md), and nor may the caller.
+  /// Performs the second half: one grouped launch of one broadcast for each transfer with bytes, and one wait of the
+  /// host (more where pieces are in host memory). `bytes` must be equal on all ranks, as exchange_heads leaves it. A
+  /// receiver that names no memory takes part too: it receives into memory of the channel, which is kept for the next
+  /// round. After an error the received bytes are undefined, but the device no longer uses the memory. Only where the
+  /// device or NCCL hangs may it still use the memory: then the library frees no device memory any more (docs/nccl.md),
+  /// and the caller must not either.
   static void broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline);
 
   /// Splits the channel into one for each color by ncclCommSplit; ranks are ordered by key, then rank. Returns null on

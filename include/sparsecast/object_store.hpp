@@ -24,13 +24,13 @@ struct StoredObject {
       modified;  ///< Time by the store's clock; used for ages only, never for correctness.
 };
 
-/// An object that is being written in parts; invisible until commit(). The destructor drops an uncommitted one. The
+/// An object that is being written in parts; invisible until commit(). The destructor drops an uncommitted upload. The
 /// store must outlive it.
 class SPARSECAST_API ObjectUpload {
  public:
   virtual ~ObjectUpload() = default;
   virtual void append(ConstBytes bytes) = 0;
-  /// Makes the whole object visible under its key and durable, replacing an existing one. Called at most once.
+  /// Makes the whole object visible under its key and durable, replacing an existing object. Called at most once.
   virtual void commit() = 0;
 };
 
@@ -48,8 +48,8 @@ class SPARSECAST_API ObjectStore {
   /// Writes or replaces an object, which is durable on return.
   virtual void put(const std::string& key, ConstBytes bytes) = 0;
   /// Creates an object. Returns false when an object with that key exists already, with any content. After a lost reply
-  /// it may be the one from this call, so the caller must read it back. Of any number of racing callers at most one
-  /// creates the object.
+  /// the existing object may be from this very call, so the caller must read it back. Of any number of racing callers
+  /// at most one creates the object.
   virtual bool put_if_absent(const std::string& key, ConstBytes bytes) = 0;
   /// Starts writing an object of any size. `expected_bytes` is a hint for the size of parts.
   virtual std::unique_ptr<ObjectUpload> upload(const std::string& key, std::uint64_t expected_bytes) = 0;
@@ -60,7 +60,7 @@ class SPARSECAST_API ObjectStore {
   /// Returns the size in bytes, or nullopt when there is no such object.
   virtual std::optional<std::uint64_t> size(const std::string& key) = 0;
   /// Fills `buffer` with the object's bytes from `offset` on. Throws Error{kGone} when there is no such object,
-  /// kCorrupt when it ends before.
+  /// kCorrupt when the object is too short.
   virtual void get_range(const std::string& key, std::uint64_t offset, std::span<std::byte> buffer) = 0;
 
   /// Returns the objects whose key begins with `prefix`, ordered by key. The list may be stale, so only maintenance may
@@ -114,8 +114,8 @@ struct SPARSECAST_API S3Options {
 /// Error{kUnsupported} if not.
 SPARSECAST_API std::unique_ptr<ObjectStore> open_s3_store(const S3Options& options);
 
-/// Opens the store at `location`: "s3://bucket/prefix" with S3Options::from_environment, or a directory. `deadline`:
-/// that of S3Options, for callers that must not wait so long.
+/// Opens the store at `location`: "s3://bucket/prefix" with S3Options::from_environment, or a directory. `deadline`
+/// replaces that of S3Options, for callers that must not wait as long.
 SPARSECAST_API std::unique_ptr<ObjectStore> open_object_store(
     FileSystem& fs, const std::string& location, std::optional<std::chrono::milliseconds> deadline = std::nullopt);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Predicts what a sync by a fan-out plan costs from end to end, by a simple model. The phases, in the order in which a
+// Predicts the cost of a sync by a fan-out plan from end to end, by a simple model. The phases, in the order in which a
 // rank goes through them:
 //
 //     trainer rank   detect | encode | wire           | agree |       | votes
@@ -9,16 +9,16 @@
 //                                                             |<--- pause -->|
 //
 // - Detecting and encoding is one pass over all that a rank sends, whatever the number of its routes.
-// - A transfer takes `latency_seconds` and then its bytes at the bandwidth of the slowest link that it needs: that
-//   between nodes, unless all members of its group are on one node whose name is known. The number of members does
+// - A transfer takes `latency_seconds` and then its bytes at the bandwidth of the slowest link that it needs: the
+//   link between nodes, unless all members of its group are on one node whose name is known. The number of members does
 //   not matter, as in a pipelined broadcast.
-// - Ranks execute the transfers in the plan's order, each when all members are free; those without a common member do
-//   not slow one another down, so every rank is taken to have links of its own.
+// - Ranks execute the transfers in the plan's order, each when all members are free. Transfers without a common member
+//   do not slow one another down, so every rank is taken to have links of its own.
 // - Host ends overlap: a transfer begins when its routes are encoded, and is verified while the next one is on the
-//   wire. Between devices the transfers of a rank are one round: it begins when all members of them have encoded all
-//   that they send and have exchanged what comes, and everything is verified at its end.
+//   wire. Between devices the transfers of a rank are one round: it begins when all members of the transfers' groups
+//   have encoded everything that they send and have exchanged the transfers' heads. Everything is verified at its end.
 // - All ranks agree that they have staged, engines apply, and two more steps (votes, then the decision) follow. Each of
-//   these three costs what the coordinator needs for a message from and to each rank.
+//   these three costs the time that the coordinator needs for a message from and to each rank.
 // - All tensors change alike: `density` and `wire_bytes_per_byte` are the same everywhere.
 
 #include <cstdint>
@@ -29,15 +29,15 @@
 
 namespace sparsecast {
 
-/// Costs of a rank's own work, where its weights lie. Without values the work takes no time.
+/// Costs of a rank's own work, on the host or the device that holds its weights. By default the work takes no time.
 struct EndCost {
   double detect_seconds_per_byte = 0;    ///< For each dense byte that the rank sends.
-  double encode_seconds_per_change = 0;  ///< With the digest of the changed elements.
-  double pass_seconds = 0;               ///< What a pass costs besides: launches, copies and waits. Part of encoding.
+  double encode_seconds_per_change = 0;  ///< Includes the digest of the changed elements.
+  double pass_seconds = 0;               ///< Fixed cost of a pass: launches, copies and waits. Part of encoding.
   double verify_seconds_per_change = 0;
-  double verify_seconds = 0;            ///< What verifying costs besides, once a sync.
-  double apply_seconds_per_change = 0;  ///< With the digest of the changed elements.
-  double apply_seconds = 0;             ///< What applying costs besides, once a sync.
+  double verify_seconds = 0;            ///< Fixed cost of verifying, once a sync.
+  double apply_seconds_per_change = 0;  ///< Includes the digest of the changed elements.
+  double apply_seconds = 0;             ///< Fixed cost of applying, once a sync.
   bool overlapped = true;               ///< Whether encoding, wire and verifying overlap, as on hosts.
 };
 
@@ -50,10 +50,10 @@ inline constexpr EndCost kHostEnds{.detect_seconds_per_byte = 51.4e-12,
                                    .apply_seconds_per_change = 14.4e-9};
 
 /// Costs of bf16 weights on an H100 at 1 % of changes, **estimated: no device has run this**. Detecting reads the
-/// current and the old bytes at 3.0 TB/s, what a copy on such a device moves. A change costs the encoder 52 ps of
+/// current and the old bytes at 3.0 TB/s, the rate of a copy on such a device. A change costs the encoder 52 ps of
 /// instructions, and 43 bytes at the same rate for the refresh of the snapshot, slots and payloads (docs/gpu.md,
 /// "Floors"); verifying costs 51 ps of instructions, applying 68 ps. Instructions are those of the compiled sm_90 code
-/// on 132 multiprocessors at 1.98 GHz, with an error of a quarter at least. Besides, 5 us for each operation on a
+/// on 132 multiprocessors at 1.98 GHz, with an error of a quarter at least. In addition, 5 us for each operation on a
 /// stream: 14 in a pass, 16 on receivers, 4 of them in the apply (bench/results/2026-11-23-one-pass.md).
 inline constexpr EndCost kDeviceEnds{.detect_seconds_per_byte = 2 / 3.0e12,
                                      .encode_seconds_per_change = 52e-12 + 43 / 3.0e12,
@@ -68,8 +68,8 @@ struct CostModel {
   double node_bytes_per_second = 400e9;      ///< Bandwidth of a rank to ranks on its node.
   double world_bytes_per_second = 50e9;      ///< Bandwidth of a rank to ranks on other nodes.
   double latency_seconds = 50e-6;            ///< Latency of a transfer, and of the exchange before a round.
-  double density = 0.01;                     ///< Changed elements, of all.
-  double wire_bytes_per_byte = 0.01 * 0.65;  ///< Delta per dense byte: 1 % of bf16 elements at 1.3 bytes each.
+  double density = 0.01;                     ///< Changed elements, as a share of all elements.
+  double wire_bytes_per_byte = 0.01 * 0.65;  ///< Bytes of delta per dense byte: 1 % of bf16 elements at 1.3 bytes each.
   EndCost ends = kDeviceEnds;                ///< Work of every rank.
   /// Latency of a step of the votes, assumed to be that of a transfer.
   double vote_seconds = 50e-6;
@@ -96,13 +96,14 @@ struct PhaseTimes {
   double pause() const noexcept { return apply_seconds + vote_seconds; }
 };
 
-/// Times are from the start of the sync. Bytes are those of one sync on the wire, unless they say otherwise.
+/// Cost of one rank. Times are from the start of the sync. Bytes are those of one sync on the wire, except where a
+/// field says that it is memory.
 struct RankCost {
   int rank = 0;  ///< World rank.
   double sent_bytes = 0;
   double received_bytes = 0;  ///< Bytes of routes to this rank.
   double foreign_bytes = 0;   ///< Bytes for other members of its groups, received and dropped.
-  /// Time for which the rank is at work in each phase. Those that overlap add up to more than the sync takes.
+  /// Time for which the rank is at work in each phase. Phases that overlap add up to more than the time of the sync.
   PhaseTimes work;
   double finish_seconds = 0;         ///< Time at which its last transfer ends.
   double staged_seconds = 0;         ///< Time at which it has sent and verified everything.
@@ -117,8 +118,8 @@ struct TransferTime {
 };
 
 struct PlanCost {
-  /// Phases along the critical path: what the rank that has staged last waited for, then the steps of all ranks.
-  /// total() is the time of the sync.
+  /// Phases along the critical path: the phases that the last rank to finish staging waited for, then the common steps
+  /// of all ranks. total() is the time of the sync.
   PhaseTimes phases;
   std::vector<RankCost> ranks;  ///< The trainer's ranks, then those of each engine, in the order of their layouts.
   std::vector<TransferTime> transfers;  ///< Parallel to FanoutPlan::transfers().

@@ -38,10 +38,10 @@ struct PublisherOptions {
 /// internally.
 class SPARSECAST_API Publisher {
  public:
-  /// Takes a detector that was made for this table. Unless `base_digest` is given, reads what receivers hold (the
-  /// detector's snapshot, or the tensors without one) once for the base digest. The frames of weights on a device are
-  /// byte for byte those of the CPU; zstd_level must be 0 there (Error{kUnsupported}). Throws Error{kUsage} when the
-  /// value codec needs old bits that the detector lacks, and kTableMismatch for a detector of another table.
+  /// Takes a detector that was made for this table. Unless `base_digest` is given, reads the receivers' bits (the
+  /// detector's snapshot, or the tensors if it has none) once for the base digest. The frames of weights on a device
+  /// are byte for byte those of the CPU; zstd_level must be 0 there (Error{kUnsupported}). Throws Error{kUsage} when
+  /// the value codec needs old bits that the detector lacks, and kTableMismatch for a detector of another table.
   Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector, PublisherOptions options,
             std::optional<StateDigest> base_digest = std::nullopt);
   ~Publisher();
@@ -52,8 +52,8 @@ class SPARSECAST_API Publisher {
   /// commit or abort. Throws Error{kUsage} while a delta is pending. If the call fails midway (for example without
   /// memory), every later publish throws Error{kDirty}, because the detector no longer knows the base.
   ///
-  /// With a device detector, the device starts when the event `weights_ready` has been reached (null: at once). It has
-  /// read the weights when this call returns, and the frames have been copied to the host.
+  /// With a device detector, the device starts when the event `weights_ready` has been reached (null: at once). When
+  /// this call returns, the device has read the weights, and the frames have been copied to the host.
   const Delta& publish(CUevent_st* weights_ready = nullptr);
   /// Publishes like publish(), but leaves the frames in device memory, for transports that send from there. The
   /// publisher owns the delta, which is valid until commit or abort. Requires a device detector (Error{kUsage}).

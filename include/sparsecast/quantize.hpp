@@ -3,7 +3,7 @@
 
 // Quantisation of a matrix of bf16, fp16 or fp32 to 8 or 4 bits an element and a scale for each block of elements:
 // element = scale * code. It is meant for trainers whose engines hold such weights: the publisher then compares and
-// sends the results. A QuantFormat says what they are, for example:
+// sends the results. A QuantFormat describes the results, for example:
 //
 //   fp8 blocks     kE4M3, kF32, kNearest, {128, 128}     "weight", "weight_scale_inv" (DeepSeek)
 //   the same, UE8M0  kE4M3, kF32 or kE8M0, kPowerUp      scales that are powers of two (DeepSeek-V3.1, DeepGEMM)
@@ -15,14 +15,14 @@
 //
 //   amax   = the greatest magnitude of the block's finite elements, exact
 //   scale  = amax / M, with M = 448 (kE4M3), 6 (kE2M1) or 7.5 (kInt4), rounded to the format of the scale
-//   code   = element / scale, rounded to the nearest, ties to even; what lies beyond the greatest code becomes it
+//   code   = element / scale, rounded to the nearest, ties to even, and clamped to the greatest code
 //
-// All divisions are IEEE's in fp32. Signs are kept, those of zeros too (not of kInt4, which has one zero). A block of
-// zeros, or of values as small as zero, has zeros for codes and a scale that is none: 1 where kF32 and kBF16 would be
-// below 2^-126, 0.125 where kE4M3 would be zero (as compressed-tensors has it). The least scale kE8M0 is 2^-127. A
-// broken value stays visible: a NaN or an infinity becomes a NaN of its sign in kE4M3 (0x7F, 0xFF) and does not disturb
-// its block; kE2M1 and kInt4 have no NaN, so there the scale of its block is NaN and the codes are zeros. CPU and
-// device give the same bytes. Host threads must not flush subnormals to zero (torch.set_flush_denormal).
+// All divisions are IEEE's in fp32. Signs are kept, those of zeros too (except in kInt4, which has only one zero). A
+// block of zeros, or of values too small to scale, has codes of zero and a substitute scale: 1 where kF32 and kBF16
+// would be below 2^-126, 0.125 where kE4M3 would be zero (as compressed-tensors has it). The least scale kE8M0 is
+// 2^-127. A broken value stays visible: a NaN or an infinity becomes a NaN of its sign in kE4M3 (0x7F, 0xFF) and does
+// not disturb its block; kE2M1 and kInt4 have no NaN, so there the scale of its block is NaN and the codes are zeros.
+// CPU and device give the same bytes. Host threads must not flush subnormals to zero (torch.set_flush_denormal).
 //
 // The block grid is that of the whole matrix, independent of its shards: it begins at element (0, 0), and blocks at the
 // right and lower edges may be smaller. A rank whose shard cuts blocks calls block_amax, takes the maximum over the
@@ -54,7 +54,7 @@ enum class QuantElement : std::uint8_t {
 enum class QuantScale : std::uint8_t {
   kF32,
   kBF16,
-  kE4M3,  ///< Of scale * global scale; value = code * scale / global scale.
+  kE4M3,  ///< Holds scale * global scale; value = code * held scale / global scale.
   kE8M0,  ///< One byte, 2^(byte - 127); 255 is NaN.
 };
 
@@ -107,17 +107,18 @@ struct QuantizedShard {
   float* global_scale = nullptr;
 };
 
-/// Amax values that the caller has taken over several ranks. Null pointers: none. Values that are negative or NaN count
-/// as 0, and so do infinities, but for blocks of 4-bit elements, where they mean an element that is not finite.
+/// Amax values that the caller has taken over several ranks. Null pointers: not given. Values that are negative or NaN
+/// count as 0. So do infinities, except for blocks of 4-bit elements, where an infinity means that an element is not
+/// finite.
 struct GivenAmax {
-  const float* blocks = nullptr;  ///< block_grid(shard).extent, row-major, in the place of the shard's own.
-  /// One number: the matrix's, of which global_scale = 448 * M / amax is computed anew.
+  const float* blocks = nullptr;  ///< block_grid(shard).extent, row-major, used instead of the shard's own.
+  /// One number: the amax of the matrix, from which global_scale = 448 * M / amax is computed.
   const float* tensor = nullptr;
 };
 
 /// Returns the blocks that a shard touches. Throws Error{kUsage} that names the shard when it does not lie in its
 /// matrix, has a block extent of 0, numbers of columns that 4-bit elements do not allow, or strides but not 2 of them;
-/// {kUnsupported} for another dtype, or formats of element, scale and rounding that do not go together.
+/// {kUnsupported} for another dtype, or for formats of element, scale and rounding that cannot be combined.
 SPARSECAST_API BlockGrid block_grid(const MatrixShard& shard);
 
 /// The functions below check the shard as block_grid does, and throw Error{kUsage} for null pointers. `source` is the

@@ -29,11 +29,11 @@ class SPARSECAST_API MeetingCancellation {
   MeetingCancellation(const MeetingCancellation&) = delete;
   MeetingCancellation& operator=(const MeetingCancellation&) = delete;
 
-  /// Makes every meet() with this object throw Error{kPeerFailed} with `reason`: those in progress at once, and later
-  /// ones as they start. Rank 0 tells the ranks that have connected, which fail with the same reason. The first reason
+  /// Makes every meet() with this object throw Error{kPeerFailed} with `reason`: calls in progress at once, later calls
+  /// as they start. Rank 0 tells the ranks that have connected, which fail with the same reason. The first reason
   /// stands. A group that is complete stays whole. Any thread may call it at any time.
   void cancel(const std::string& reason) noexcept;
-  /// Returns what waits look at; for the library's own use.
+  /// Returns the token that a waiting meet() checks; for internal use.
   const CancellationToken& token() const noexcept { return *token_; }
 
  private:
@@ -56,12 +56,12 @@ struct RendezvousOptions {
   /// connect.
   std::string interface;
   std::chrono::milliseconds timeout{60000};
-  /// How long a rank other than 0 tries to connect to rank 0 and to prove the secret, at most `timeout`; 0: that long.
-  /// For ranks that must not wait for a rank 0 that has died before it listened.
+  /// How long a rank other than 0 tries to connect to rank 0 and to prove the secret, at most `timeout`; 0: as long as
+  /// `timeout`. For ranks that must not wait for a rank 0 that has died before it listened.
   std::chrono::milliseconds reach_timeout{0};
   std::uint64_t max_blob_bytes = std::uint64_t{1}
                                  << 20;               ///< Maximum bytes of one rank in all_gather, and of a broadcast.
-  std::shared_ptr<MeetingCancellation> cancellation;  ///< May be null. See there.
+  std::shared_ptr<MeetingCancellation> cancellation;  ///< May be null. See MeetingCancellation.
 };
 
 /// Parses "host:port" or "[2001:db8::1]:port". Throws Error{kUsage} for any other text.
@@ -95,8 +95,8 @@ struct UniqueId {
 };
 
 struct UniqueIdOptions {
-  /// Name or address of the interface to listen on, which the other ranks must reach; empty: the first that is up and
-  /// neither loopback nor a bridge, and loopback on a machine without any.
+  /// Name or address of the interface to listen on, which the other ranks must reach; empty: the first interface that
+  /// is up and neither loopback nor a bridge, and loopback on a machine without any.
   std::string interface;
   std::uint16_t port = 0;  ///< 0: the system chooses.
   std::uint32_t generation = 0;

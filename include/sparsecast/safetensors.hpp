@@ -34,37 +34,38 @@ struct SPARSECAST_API SafetensorsHeader {
   /// Parses and validates: length, JSON, no duplicate names, known dtypes, no overflow, offsets that tile the data part
   /// without gap or overlap, and a `file_bytes` that matches them exactly. `bytes` is at least the first 8 +
   /// header-length bytes of the file, or all of it when shorter. Fields that are not known are ignored, as by the
-  /// reference reader. Throws Error{kUnsupported} for what that reader takes and a tensor table cannot hold (a dtype,
-  /// an empty name, one with a zero byte or of more than 65535 bytes, more than 32 dimensions), and Error{kCorrupt} for
-  /// the rest, with tensor and offset. A tensor of F4, whose shape counts numbers, has kF4X2, whose shape counts bytes.
-  /// Metadata "sparsecast.dtypes", a JSON object of names ({"w": "I4X2"}), gives kI4X2 or kF4X2 to tensors of U8, I8 or
-  /// I32; names of other tensors are ignored there. I32 holds eight numbers a word, whose four bytes become a last
-  /// dimension.
+  /// reference reader. Throws Error{kUnsupported} for a header that the reference reader accepts but a tensor table
+  /// cannot hold (a dtype, an empty name, one with a zero byte or of more than 65535 bytes, more than 32 dimensions),
+  /// and Error{kCorrupt} for the rest, with tensor and offset. A tensor of F4, whose shape counts numbers, becomes
+  /// kF4X2, whose shape counts bytes. Metadata "sparsecast.dtypes", a JSON object of names ({"w": "I4X2"}), gives kI4X2
+  /// or kF4X2 to tensors of U8, I8 or I32; names of other tensors are ignored there. An I32 word holds eight numbers;
+  /// its four bytes become a new last dimension.
   static SafetensorsHeader parse(std::span<const std::byte> bytes, std::uint64_t file_bytes);
   /// Reads the header alone from a file, and parses it.
   static SafetensorsHeader read(File& file);
 
   /// Returns the bytes at the start of a file (8-byte length and JSON, padded with spaces to a multiple of 8) for these
-  /// tensors in this order. Tensors of kI4X2 and kF4X2 are U8, or I32 if their last of several dimensions is 4, as
-  /// in the checkpoints of engines, and "sparsecast.dtypes" says what they hold.
+  /// tensors in this order. Tensors of kI4X2 and kF4X2 are written as U8, or as I32 if they have several dimensions and
+  /// the last is 4, as in the checkpoints of engines. Metadata "sparsecast.dtypes" records their dtypes.
   static std::vector<std::byte> serialize(std::span<const TensorSpec> specs,
                                           const std::map<std::string, std::string>& metadata);
 };
 
-/// Returns the tensor as one of pairs of 4-bit numbers, of the same bytes: U8 and I8 in their shape, I32 with the bytes
-/// of its words as a last dimension. Returns nullopt for other dtypes, for I32 of the highest rank, and for a dtype
-/// that is not kI4X2 or kF4X2.
+/// Returns the spec of the same bytes as pairs of 4-bit numbers: U8 and I8 keep their shape, I32 gets the bytes of its
+/// words as a new last dimension. Returns nullopt for other dtypes, for I32 that already has TensorTable::kMaxRank
+/// dimensions, and when `pairs` is not kI4X2 or kF4X2.
 SPARSECAST_API std::optional<TensorSpec> as_pairs(const TensorSpec& spec, DType pairs);
 
 /// Says which tensors hold pairs of 4-bit numbers, and of which dtype; nullopt leaves a tensor as it is.
 using PairsOf = std::function<std::optional<DType>(const TensorSpec&)>;
 
-/// Returns the table with these tensors as as_pairs() has them. Throws Error{kUsage} naming a tensor that cannot be.
+/// Returns the table, with the tensors that `pairs_of` selects converted by as_pairs(). Throws Error{kUsage} that names
+/// a tensor that cannot be converted.
 SPARSECAST_API TensorTable with_pairs(const TensorTable& table, const PairsOf& pairs_of);
 
-/// A checkpoint opened for reading: one safetensors file, or a directory with `model.safetensors.index.json`
-/// (or with exactly one *.safetensors file). Its files stay open. Tensors are read where they are asked for, and a file
-/// that has become shorter is Error{kIo}, with tensor and offset.
+/// A checkpoint opened for reading: one safetensors file, or a directory with `model.safetensors.index.json` (or with
+/// exactly one *.safetensors file). Its files stay open. Tensors are read on demand, and a file that has become shorter
+/// is Error{kIo}, with tensor and offset.
 class SPARSECAST_API Checkpoint {
  public:
   /// Opens a checkpoint. Throws Error{kIo | kCorrupt | kUnsupported}; the context names the file.
@@ -76,7 +77,7 @@ class SPARSECAST_API Checkpoint {
   void read(std::size_t i, std::uint64_t begin_byte, MutableBytes room) const;
   /// Reads the whole of tensor i.
   std::vector<std::byte> tensor(std::size_t i) const;
-  /// Returns a reader of all tensors, which the Checkpoint outlives.
+  /// Returns a reader of all tensors, which the Checkpoint must outlive.
   TensorReader reader() const;
   /// Gives `table()` pairs of 4-bit numbers that the files do not declare, by with_pairs(); the files stay as they are.
   void declare(const PairsOf& pairs_of) { table_ = with_pairs(table_, pairs_of); }
@@ -129,7 +130,7 @@ struct TensorPatch {
   std::uint64_t count = 0;
 };
 
-/// Patches of some tensors of a table, at most one of each, which are read when they are asked for.
+/// Patches of some tensors of a table, at most one for each tensor. They are read on demand.
 struct TensorPatches {
   struct Head {
     std::size_t tensor = 0;
@@ -151,7 +152,7 @@ class SPARSECAST_API SparseStep {
   /// name, another dtype, counts that differ, or an index out of range or out of order.
   static SparseStep open(FileSystem& fs, const std::string& path, const TensorTable& base);
 
-  /// Returns the patches, whose tensors are those of the base's table. The SparseStep outlives them.
+  /// Returns the patches, whose tensors are indices into the base's table. The SparseStep must outlive them.
   TensorPatches patches() const;
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   /// Writes the values into `tensors` (parallel to the base's table); returns the number of elements written.

@@ -23,8 +23,8 @@
 
 namespace sparsecast {
 
-/// Opens the channels of those groups of a plan that the calling rank of `world` is a member of. The result is parallel
-/// to plan.groups(), and null for other groups. Collective over the world.
+/// Opens the channels of the plan's groups that have the calling rank of `world` as a member. The result is parallel to
+/// plan.groups(), with null for all other groups. Collective over the world.
 using GroupOpener = std::function<std::vector<std::unique_ptr<Transport>>(ControlChannel& world, const FanoutPlan& plan,
                                                                           Deadline deadline)>;
 
@@ -45,9 +45,9 @@ struct ShardedOptions {
   std::uint64_t version = 0;  ///< Version that the memory holds now.
   EncodeOptions encode;       ///< Publisher: options of the encoder.
   PlanOptions plan;           ///< All ranks use the options of trainer rank 0's publisher.
-  /// Publisher of tensors in device memory: keeps the snapshot, of masters that of their cast, in pinned host memory,
-  /// for trainers without spare device memory. The kernels read it there, and write to it what has changed: each sync
-  /// brings all its bytes over the bus. Of tensors in host memory it is Error{kUsage}.
+  /// Publisher of tensors in device memory: keeps the snapshot (for masters, the snapshot of their cast) in pinned host
+  /// memory, for trainers without spare device memory. The kernels read the snapshot there and write changed elements
+  /// to it, so each sync brings all its bytes over the bus. Error{kUsage} for tensors in host memory.
   bool pinned_snapshot = false;
   int threads = 1;                          ///< Subscriber: threads for apply and digests; 0: all cores.
   std::uint32_t audit_versions = 64;        ///< Subscriber: as in SubscriberOptions.
@@ -89,15 +89,16 @@ struct ShardedReport {
 /// Publishes the shards of one trainer rank. Not thread-safe. sync() encodes routes ahead of their transfers in a
 /// thread of its own, which has ended when it returns; all calls of the channels are made by the calling thread.
 ///
-///     regroup() --> sync() --> sync() --> ... --> regroup() whenever an engine joins, leaves, dies or is cut anew
+///     regroup() --> sync() --> sync() --> ... --> regroup() whenever an engine joins, leaves, dies or changes its cut
 class SPARSECAST_API ShardedPublisher {
  public:
   /// `local[i]` is layout.ranks()[rank].tensors[i]: contiguous, of any shape with the layout's number of elements, all
-  /// on the host or all on one device; the caller owns it and keeps it in place. It is of the layout's dtype; or fp32
-  /// where that is bf16, the master of the tensor with the same layout: engines get its cast (as make_detector casts),
-  /// and the snapshot is the only copy of the cast that the rank keeps. `layout` is that of the whole trainer, the same
-  /// on all its ranks. The first regroup() copies, or casts, the tensors that this rank sends into the snapshot, in the
-  /// same kind of memory unless options.pinned_snapshot; at that time they must hold options.version.
+  /// on the host or all on one device; the caller owns it and keeps it in place. It has the layout's dtype. Where that
+  /// is bf16, it may instead be the tensor's fp32 master, with the same layout: engines then get the master's cast (as
+  /// make_detector casts), and the snapshot is the only copy of the cast that the rank keeps. `layout` is that of the
+  /// whole trainer, the same on all its ranks. The first regroup() copies, or casts, the tensors that this rank sends
+  /// into the snapshot, in the same kind of memory unless options.pinned_snapshot; at that time the tensors must hold
+  /// options.version.
   ///
   /// On a device, all work is enqueued on `device.stream`, or, when that is null, on one stream of the object for all
   /// routes. When regroup() or sync() is called, writes to the tensors must be complete or enqueued earlier on that
@@ -120,10 +121,11 @@ class SPARSECAST_API ShardedPublisher {
   /// Error{kGroupMismatch | kWrongBase | kDigestMismatch} that names the rank, or the engine; the committed version
   /// stands then, and regroup() can be called again.
   ///
-  /// Elements that the layout describes in several places, of one rank or of several, are copies, of which one is sent.
-  /// They must be equal now, as engines get them (masters: their cast), whatever is committed; where they differ, every
-  /// rank throws Error{kDigestMismatch} with the tensor, the box and two trainer ranks, before anything is written to
-  /// an engine. This reads all copies once, on each rank its own; what is in one place alone costs nothing.
+  /// Elements that the layout describes in several places, on one rank or on several, are copies; only one of them is
+  /// sent. All copies must be equal at this call, in the form that engines get (masters: their cast), whatever version
+  /// is committed. Where copies differ, every rank throws Error{kDigestMismatch} with the tensor, the box and two
+  /// trainer ranks, before anything is written to an engine. Each rank reads its own copies once; elements in a single
+  /// place cost nothing.
   void regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open, std::chrono::milliseconds timeout);
 
   /// Brings the current weights to every engine, collectively over the world. When it throws, no rank has committed the
@@ -134,10 +136,11 @@ class SPARSECAST_API ShardedPublisher {
   /// Returns the group's plan. Throws Error{kUsage} before the first regroup().
   const FanoutPlan& plan() const;
   std::uint64_t version() const noexcept;  ///< Returns the last committed version.
-  /// Returns the digest of the canonical tensors at that version; `sparsecast digest` prints the same for such a
-  /// checkpoint.
+  /// Returns the digest of the canonical tensors at the last committed version. `sparsecast digest` prints the same
+  /// digest for a checkpoint of these tensors.
   const StateDigest& digest() const noexcept;
-  /// Returns the bytes of the snapshot, which is the only copy of the tensors, in the same kind of memory.
+  /// Returns the size of the snapshot in bytes. The snapshot is the only copy that the publisher keeps of the tensors,
+  /// in the same kind of memory unless options.pinned_snapshot.
   std::uint64_t snapshot_bytes() const noexcept;
 
  private:
@@ -151,9 +154,9 @@ class SPARSECAST_API ShardedPublisher {
 class SPARSECAST_API ShardedSubscriber {
  public:
   /// Arguments are those of ShardedPublisher, but `local` has no masters; `engine` names the engine, whose ranks share
-  /// the layout. While regroup() or sync() runs, nothing else may read or write the tensors, except work that is on the
-  /// stream before. When sync() returns, the new version has been verified, and work enqueued afterwards on any stream
-  /// sees it. `options.threads` is for the host.
+  /// the layout. While regroup() or sync() runs, nothing else may read or write the tensors, except work that was
+  /// enqueued on the stream before the call. When sync() returns, the new version has been verified, and work enqueued
+  /// afterwards on any stream sees it. `options.threads` is for the host.
   ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                     std::vector<TensorRef> local, ShardedOptions options, const DeviceOptions& device = {});
   ~ShardedSubscriber();
@@ -163,8 +166,8 @@ class SPARSECAST_API ShardedSubscriber {
   /// Forms the group, as ShardedPublisher::regroup. If it fails while the rank is being seeded, its memory is partly
   /// written, and the next regroup() seeds it again.
   void regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open, std::chrono::milliseconds timeout);
-  /// Replaces layout and memory, before a regroup(), of an engine that has moved its experts and their weights between
-  /// its ranks. Throws Error{kUsage} while the outcome of a version is unknown.
+  /// Replaces the layout and the memory before a regroup(), for an engine that has moved experts and their weights
+  /// between its ranks. Throws Error{kUsage} while the outcome of a version is unknown.
   void replace(std::shared_ptr<const Layout> layout, std::vector<TensorRef> local, const DeviceOptions& device = {});
 
   /// Brings this rank to the trainer's current weights, as ShardedPublisher::sync. When it throws, the rank holds its
@@ -182,14 +185,14 @@ class SPARSECAST_API ShardedSubscriber {
   /// Returns the version that this rank has applied and verified without hearing whether it was committed; 0: none. The
   /// memory then holds the bytes of that version, while version() is the one before. The next regroup() settles it.
   std::uint64_t in_doubt() const noexcept;
-  /// Whether an anchor has overwritten the memory, or a part of it, since the last version that was verified; only a
-  /// regroup() that succeeds makes it whole. False after a regroup() that failed before the first byte came: the memory
-  /// is what it was. May be called in any thread.
+  /// Returns whether an anchor has overwritten the memory, or a part of it, since the last verified version; only a
+  /// successful regroup() makes the memory whole again. False after a regroup() that failed before the first byte
+  /// arrived: the memory is unchanged then. May be called in any thread.
   bool anchor_begun() const noexcept;
   /// Settles a version in doubt without a regroup(), for an engine that goes on to serve though its trainer is gone.
-  /// With `committed` the version stands, which is right if any rank of the world has heard so; otherwise the memory is
-  /// rolled back to version(). All ranks of an engine must settle alike. Does nothing without a doubt. Throws
-  /// Error{kDirty} when the memory could not be rolled back; the next regroup() seeds it then.
+  /// With `committed` the version stands, which is right if any rank of the world has received that decision; otherwise
+  /// the memory is rolled back to version(). All ranks of an engine must settle alike. Does nothing when no version is
+  /// in doubt. Throws Error{kDirty} when the memory could not be rolled back; the next regroup() seeds it then.
   void settle(bool committed);
 
   /// Audits this rank's routes, as Subscriber::audit_next and Subscriber::audit do.

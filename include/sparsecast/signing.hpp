@@ -24,7 +24,7 @@ struct PublicKey {
 SPARSECAST_API std::string to_string(const PublicKey& key);
 /// Parses the output of to_string. Throws Error{kUsage} for malformed text, kUnsupported for another algorithm.
 SPARSECAST_API PublicKey public_key_from_string(const std::string& text);
-/// Reads a file of such keys, one a line; empty lines and lines that begin with '#' are skipped. Throws Error{kIo |
+/// Reads a file of public keys, one a line; empty lines and lines that begin with '#' are skipped. Throws Error{kIo |
 /// kUsage} with path and line.
 SPARSECAST_API std::vector<PublicKey> read_public_keys(FileSystem& fs, const std::string& path);
 
@@ -41,7 +41,7 @@ class SPARSECAST_API SigningKey {
   /// file.
   static std::shared_ptr<const SigningKey> load(FileSystem& fs, const std::string& path);
   /// Writes "ed25519-secret:" and 64 hexadecimal digits of the seed, readable by the owner alone. Throws Error{kIo}
-  /// when there is a file already.
+  /// when the file exists already.
   void save(FileSystem& fs, const std::string& path) const;
   ~SigningKey();
   SigningKey(const SigningKey&) = delete;

@@ -75,7 +75,7 @@ SC_API scResult_t scGetVersion(int* version);
 /* ---- communicators ---- */
 
 #define SC_UNIQUE_ID_BYTES 128
-/* Everything that a rank needs to join. Anyone who holds it can join in the place of a rank: keep it confidential. */
+/* Everything that a rank needs to join. Anyone who holds the id can join in the place of a rank: keep it secret. */
 typedef struct {
   char internal[SC_UNIQUE_ID_BYTES];
 } scUniqueId;
@@ -185,16 +185,16 @@ SC_API scResult_t scDeregister(scBuffer_t buffer);
  * `stream` afterwards sees the result; on host memory `stream` is ignored.
  *
  * The first broadcast from a root is an anchor: it compares digests of the whole buffers, and sends the whole buffer
- * unless the digests agree. Later broadcasts from the same root detect what the root has changed since, and send only
- * that. A broadcast from a different root is an anchor again. The root keeps a copy of the buffer as the other ranks
- * hold it.
+ * unless the digests agree. Later broadcasts from the same root detect the elements that the root has changed since,
+ * and send only these. A broadcast from a different root is an anchor again. The root keeps a copy of the buffer as the
+ * other ranks hold it.
  *
  * Nobody may write into the buffer while the call runs; between calls only the root may. A write by another rank is
  * detected when a delta touches the element (scWrongBase, scDigestMismatch), by scAudit, and by the next anchor.
  *
- * On failure every rank gets an error. A buffer is then at its old version, or known to be wrong (scStats_t.dirty):
- * the next scBroadcast is an anchor, and repairs it. After scTimeout, and when the communicator itself has failed,
- * every later call is scPeerFailed: destroy it, make a new one, and register again. */
+ * On failure every rank gets an error. A buffer is then at its old version, or known to be wrong (scStats_t.dirty): the
+ * next scBroadcast is an anchor, and repairs it. After scTimeout, and when the communicator itself has failed, every
+ * later call is scPeerFailed: destroy the communicator, make a new one, and register again. */
 SC_API scResult_t scBroadcast(scBuffer_t buffer, int root, struct CUstream_st* stream);
 
 /* Local: re-reads the whole buffer and compares it with the state that the last broadcast has verified. Returns scDirty
@@ -209,7 +209,7 @@ typedef struct {
   uint64_t wire_bytes;  /* Bytes of the payload that one receiver gets. */
   uint64_t dense_bytes; /* Bytes of the buffer, which ncclBroadcast would have sent. */
   uint64_t broadcasts;  /* Number of successful broadcasts since registration. */
-  uint64_t anchors;     /* Number of those that were anchors. */
+  uint64_t anchors;     /* Number of broadcasts that were anchors. */
   double seconds;       /* Duration of the whole call. */
   int anchor;           /* 1: the last broadcast was an anchor. */
   int dirty;            /* 1: the content is known to be wrong (now, not then). */

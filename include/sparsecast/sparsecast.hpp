@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// All of the C++ interface. A program that compiles often includes only what it uses.
+// Includes the whole C++ interface. Programs that need short compile times include only the headers that they use.
 
 #include "sparsecast/control_channel.hpp"
 #include "sparsecast/delta.hpp"

@@ -24,10 +24,10 @@ struct SubscriberOptions {
   int threads = 1;            ///< Threads for apply and digests; 0: all cores.
   /// Number of audit_next() calls in which the whole state is read once; 0 disables the audit.
   std::uint32_t audit_versions = 64;
-  /// Time that an audit_next() may take on average, by the speed of those before: the whole state is then read in more
-  /// calls than `audit_versions`. 0: no limit.
+  /// Time that an audit_next() call may take on average, estimated from the speed of earlier calls. If needed, the
+  /// whole state is read in more calls than `audit_versions`. 0: no limit.
   std::chrono::microseconds audit_time{0};
-  /// Whether to accept deltas that lead to an older version (the inverse of one that was applied).
+  /// Whether to accept deltas that lead to an older version (the inverse of a delta that was applied).
   bool allow_rollback = false;
 };
 
@@ -64,22 +64,23 @@ using NanMaskedLoader = std::function<void(std::size_t index, const std::byte* t
 /// Not thread-safe.
 class SPARSECAST_API Subscriber {
  public:
-  /// `live` are parallel to the table, of its dtypes, alive and unmoved while the subscriber is, all on the host or all
-  /// on one device, whose work `device` describes; `options.threads` is for the host. They may be views of larger
-  /// memory: nothing outside their elements is written. Reads all of them once for the digest. Throws Error{kUsage}
-  /// that names the tensor when one does not fit the table, or its elements overlap by a stride of 0;
-  /// Error{kUnsupported} without a device backend or a device, or when its memory does not suffice.
+  /// Takes the live tensors, which are parallel to the table, of its dtypes, and all on the host or all on one device.
+  /// The caller owns them and keeps them in place while the subscriber exists. They may be views of larger memory:
+  /// nothing outside their elements is written. `device` configures work on a device, `options.threads` work on the
+  /// host. Reads all tensors once for the digest. Throws Error{kUsage} that names a tensor that does not fit the table,
+  /// or whose elements overlap by a stride of 0; Error{kUnsupported} without a device backend or a device, or when the
+  /// device's memory does not suffice.
   Subscriber(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live, SubscriberOptions options,
              const DeviceOptions& device = {});
   ~Subscriber();
   Subscriber(Subscriber&&) noexcept;
   Subscriber& operator=(Subscriber&&) noexcept;
 
-  /// Takes one record (copied). A header starts a new staging and drops an unfinished one.
-  /// Throws Error{kForeignStream | kStaleVersion | kVersionGap | kTableMismatch | kWrongBase | kCorrupt | kDirty};
-  /// after any of them the live state is untouched. A frame that arrives twice is ignored. With tensors on a device,
-  /// checksums are verified as frames arrive, but blocks only with the last record: that call may throw for any frame,
-  /// and the delta must be staged anew.
+  /// Takes one record (copied). A header starts a new staging and drops an unfinished one. Throws Error{kForeignStream
+  /// | kStaleVersion | kVersionGap | kTableMismatch | kWrongBase | kCorrupt | kDirty}; after any of them the live state
+  /// is untouched. A frame that arrives twice is ignored. With tensors on a device, checksums are verified as frames
+  /// arrive, but blocks only with the last record: that call may throw for any frame, and the delta must be staged
+  /// again.
   void stage(ConstBytes record);
   void stage(const Delta& delta);
   /// Takes all frames, in device memory and in order of sequence, of the delta whose header has been staged; header and
@@ -87,9 +88,10 @@ class SPARSECAST_API Subscriber {
   /// complete already). They must stay unchanged until the next header is staged or the subscriber is destroyed,
   /// because an undo needs them. Requires tensors on the device (Error{kUsage}); other errors are those of stage().
   void stage_frames(std::vector<DeviceRecord> frames, CUstream_st* stream = nullptr);
-  /// Returns memory for `bytes` bytes of frames, into which transports receive them: where the tensors are, on a device
-  /// 256-byte aligned. Valid until the next call. Drops staged records and the data for undo_last(), which use the same
-  /// memory. Throws Error{kCorrupt} for more bytes than a delta of the table can have.
+  /// Returns memory for `bytes` bytes of frames, into which transports receive. It is on the host or the device that
+  /// holds the tensors, on a device 256-byte aligned, and valid until the next call. Drops staged records and the data
+  /// for undo_last(), which use the same memory. Throws Error{kCorrupt} for more bytes than a delta of the table can
+  /// have.
   std::byte* reserve_frames(std::uint64_t bytes);
   /// Returns true when all frames that the commit record lists have been staged and are consistent.
   bool ready() const noexcept;
@@ -103,25 +105,26 @@ class SPARSECAST_API Subscriber {
   ApplyReport apply(const ApplyOrder& order = {});
 
   /// Applies the staged delta through the engine's own loader, for engines that must see tensors of full shape. Checks
-  /// that NaN-masked tensors can carry the staged delta, then calls `load` for each tensor that it names, in order of
-  /// the table, and reads those live tensors in full to verify the result. Needs memory for the largest of them. Throws
-  /// Error{kUnsupported} that names the tensor when it has no NaNs, and the element that would become one: nothing was
-  /// written then, and the delta stays staged, for apply(). Error{kDigestMismatch} before the first load leaves the old
-  /// version; any later failure is Error{kDirty}, or the loader's own exception with dirty() set. undo_last() cannot
-  /// roll it back. On a device, `order` applies to the loader's writes.
+  /// that NaN-masked tensors can carry the staged delta, then calls `load` for each tensor that the delta names, in
+  /// order of the table, and reads these live tensors in full to verify the result. Needs memory for the largest of
+  /// them. Throws Error{kUnsupported} that names a tensor whose dtype has no NaNs, or the element that would become a
+  /// NaN: nothing was written then, and the delta stays staged, for apply(). Error{kDigestMismatch} before the first
+  /// load leaves the old version; any later failure is Error{kDirty}, or the loader's own exception with dirty() set.
+  /// undo_last() cannot roll this apply back. On a device, `order` applies to the loader's writes.
   ApplyReport apply_nan_masked(const NanMaskedLoader& load, const ApplyOrder& order = {});
 
   /// Rolls the last applied delta back to the version before it, for an engine group in which another rank failed.
-  /// Possible once, until the next stage(). Throws Error{kUsage} when there is none.
+  /// Possible once, until the next stage(). Throws Error{kUsage} when there is no delta to roll back.
   void undo_last();
 
-  /// Rolling audit, to be called after each version when the engine runs again: re-reads some whole tensors, in turn,
-  /// and compares them with their running digests, so that a flipped bit that no delta touches is found within
-  /// `audit_versions` calls, or in those that `audit_time` needs. Tensors are read whole: one that takes longer than a
-  /// call may is read when calls before it have left it the time. Returns the bytes read. Throws Error{kDirty} that
-  /// names the tensor, and marks dirty.
+  /// Performs one step of a rolling audit; call it after each version when the engine runs again. Re-reads some
+  /// tensors, in turn, and compares them with their running digests. A flipped bit that no delta touches is thus found
+  /// within `audit_versions` calls, or within the calls that `audit_time` needs. Tensors are read whole: a tensor that
+  /// takes longer than one call may take is read once earlier calls have left enough time. Returns the bytes read.
+  /// Throws Error{kDirty} that names the tensor, and marks the subscriber dirty.
   std::uint64_t audit_next();
-  /// Re-reads every byte. Throws Error{kDirty} that names the first tensor that differs, and marks dirty.
+  /// Re-reads every byte. Throws Error{kDirty} that names the first tensor that differs, and marks the subscriber
+  /// dirty.
   void audit();
   /// Accepts the live tensors as `version`, after the caller has written an anchor into them. Their digest must be
   /// `expected`. Throws Error{kDigestMismatch} and stays dirty otherwise.

@@ -26,13 +26,13 @@ struct SyncReport {
   double total_seconds = 0;
 };
 
-/// Performs one whole sync on the source: publish (behind `weights_ready`, see Publisher::publish), broadcast, wait
+/// Performs one whole sync on the source: publish (after `weights_ready`, see Publisher::publish), broadcast, wait
 /// until every receiver has staged and then verified the delta, commit. On any failure the publisher aborts, its base
 /// stands, and the error is thrown.
 ///
-/// Over an NcclTransport the frames go from the memory in which they are encoded to that in which receivers stage them,
-/// on a device without a copy (a round of one transfer); tensors on a device must be on the transport's. Over other
-/// transports they pass through the host. Each end may be on the host or on a device.
+/// Over an NcclTransport the frames go from the memory in which they are encoded to the memory in which receivers stage
+/// them, on a device without a copy (a round of one transfer); tensors on a device must be on the transport's device.
+/// Over other transports they pass through the host. Each end may be on the host or on a device.
 SPARSECAST_API SyncReport sync_send(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout,
                                     CUevent_st* weights_ready = nullptr);
 

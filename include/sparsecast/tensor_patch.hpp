@@ -21,9 +21,9 @@ using PatchSink = std::function<void(const TensorPatch&)>;
 SPARSECAST_API void for_each_patch(const Delta& delta, const TensorTable& table, std::span<const ConstBytes> weights,
                                    const PatchSink& sink);
 
-/// Calls `sink` for every tensor that a delta file changes, given the tensors *before* it. Values are decoded, and only
-/// elements whose bits change are in a patch. The caller guarantees that `base` has the delta's base digest. Throws
-/// Error{kDigestMismatch} at the end when the delta does not lead to its promised digest from these bytes.
+/// Calls `sink` for every tensor that a delta file changes, given the tensors *before* the delta. Values are decoded,
+/// and only elements whose bits change are in a patch. The caller guarantees that `base` has the delta's base digest.
+/// Throws Error{kDigestMismatch} at the end when the delta does not lead to its promised digest from these bytes.
 SPARSECAST_API void for_each_patch(const DeltaFile& delta, const TensorReader& base, const PatchSink& sink);
 
 }  // namespace sparsecast

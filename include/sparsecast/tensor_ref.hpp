@@ -10,12 +10,12 @@
 
 namespace sparsecast {
 
-/// TensorRef::device of host memory.
+/// Value of TensorRef::device for host memory.
 inline constexpr int kHostMemory = -1;
 
 /// A tensor in the caller's memory, with the fields of DLPack's DLTensor. The caller owns the memory, which must stay
-/// in place while an object of the library uses it. Whether it is written, the object says: one that only reads takes a
-/// reference to constant memory as well.
+/// in place while an object of the library uses it. Each object documents whether it writes the memory; an object that
+/// only reads also accepts references to constant memory.
 struct SPARSECAST_API TensorRef {
   std::byte* data = nullptr;         ///< Address of element (0, 0, ...); null only for a tensor without elements.
   DType dtype = DType::kBF16;        ///< Type of the elements in this memory.
@@ -34,7 +34,7 @@ struct SPARSECAST_API TensorRef {
 SPARSECAST_API TensorRef ref_to(const TensorSpec& spec, const void* data, int device = kHostMemory,
                                 std::vector<std::int64_t> strides = {});
 /// Return the references to contiguous tensors of the table, in host memory or at these addresses of a device. Throw
-/// Error{kUsage} that names the tensor unless there is one for each tensor of the table, of its bytes.
+/// Error{kUsage} that names the tensor unless there is exactly one for each tensor of the table, of the tensor's size.
 SPARSECAST_API std::vector<TensorRef> refs_to(const TensorTable& table, const std::vector<ConstBytes>& tensors);
 SPARSECAST_API std::vector<TensorRef> refs_to(const TensorTable& table, const std::vector<MutableBytes>& tensors);
 SPARSECAST_API std::vector<TensorRef> refs_to(const TensorTable& table, const std::vector<void*>& d_tensors,

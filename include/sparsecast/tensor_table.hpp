@@ -16,11 +16,11 @@
 
 namespace sparsecast {
 
-/// Bytes in the caller's memory: those that are only read, and those that may be written.
+/// Bytes in the caller's memory: ConstBytes are only read, MutableBytes may be written.
 using ConstBytes = std::span<const std::byte>;
 using MutableBytes = std::span<std::byte>;
 
-/// One tensor of a stream as the checkpoint names it: row-major, flat 64-bit element index.
+/// One tensor of a stream, named as in the checkpoint. Elements have a flat 64-bit index in row-major order.
 struct SPARSECAST_API TensorSpec {
   std::string name;  ///< UTF-8, 1 to 65535 bytes.
   DType dtype = DType::kBF16;
@@ -31,8 +31,9 @@ struct SPARSECAST_API TensorSpec {
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 
-/// Key and indices under which a tensor's elements count in the state digest. They are the tensor's own, unless it is a
-/// box of another tensor: then the digests of all boxes that tile that tensor add up to its digest.
+/// Key and indices under which a tensor's elements count in the state digest. They are the tensor's own, unless the
+/// tensor is a box of another tensor: then they are the other tensor's, so that the digests of all boxes that tile it
+/// add up to its digest.
 struct DigestOrigin {
   Hash128 key;
   std::uint64_t first = 0;            ///< Index in the other tensor of element (0, 0, ...).
@@ -50,9 +51,9 @@ class SPARSECAST_API TensorTable {
   TensorTable() = default;
   /// Throws Error{kUsage} for repeated or empty names and for anything over the limits above.
   explicit TensorTable(std::vector<TensorSpec> specs);
-  /// A table of boxes, with the origin of each. Throws Error{kUsage} also when the numbers of origins and tensors or of
-  /// strides and dimensions differ, and for strides of more than 8 dimensions. `hash()` and `serialize()` do not
-  /// include origins, which both ends derive from their plan.
+  /// Makes a table of boxes, with the origin of each box. Throws Error{kUsage} also when the numbers of origins and
+  /// tensors or of strides and dimensions differ, and for strides of more than 8 dimensions. `hash()` and `serialize()`
+  /// do not include origins, which both ends derive from their plan.
   TensorTable(std::vector<TensorSpec> specs, std::vector<DigestOrigin> origins);
 
   std::size_t size() const noexcept { return specs_.size(); }

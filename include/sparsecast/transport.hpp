@@ -9,9 +9,9 @@
 
 namespace sparsecast {
 
-/// A channel between a source and the receivers that get the same tensors. It moves bytes and nothing else: what the
-/// ranks say of them goes over its control channel. After an error both are broken: the other ranks learn of it, every
-/// later call throws at once, and the owner must make a new channel.
+/// A channel between a source and the receivers that get the same tensors. It moves bytes and nothing else: messages
+/// about the bytes go over its control channel. After an error the transport and its control channel are broken: the
+/// other ranks are notified, every later call throws at once, and the owner must make a new transport.
 class SPARSECAST_API Transport {
  public:
   virtual ~Transport() = default;

@@ -20,10 +20,10 @@ scResult_t result_of(ErrorCode code) noexcept;
 const char* last_message() noexcept;
 void keep_message(const char* sentence) noexcept;
 
-/// Translates the exception in flight to a result code and keeps its message, also in `sentence` unless null.
+/// Translates the current exception to a result code and keeps its message, also in `sentence` unless that is null.
 scResult_t take_exception(std::string* sentence = nullptr) noexcept;
 
-/// Runs `body` (no result); scSuccess or what it threw.
+/// Runs `body`, which has no result. Returns scSuccess, or the code of the exception that it threw.
 template <class Body>
 scResult_t guarded(const Body& body) noexcept {
   try {
@@ -34,7 +34,7 @@ scResult_t guarded(const Body& body) noexcept {
   }
 }
 
-/// Runs a body that itself returns a result code, and translates its exceptions likewise.
+/// Runs a body that returns a result code itself, and translates its exceptions in the same way.
 template <class Body>
 scResult_t guarded_result(const Body& body) noexcept {
   try {
@@ -57,7 +57,7 @@ struct TensorArguments {
   std::vector<void*> data;  ///< One pointer per tensor of the table.
 };
 
-/// Throws Error{kUsage} for what cannot be registered.
+/// Checks and translates tensors. Throws Error{kUsage} for tensors that cannot be registered.
 TensorArguments checked(const scTensor_t* tensors, int count, const scMemory_t& memory);
 
 }  // namespace sparsecast::capi

@@ -13,7 +13,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-/// Runs a step of this rank alone; its failure is kept, for the others to be told first.
+/// Runs a step of this rank alone, and keeps its failure, so that the other ranks can be told first.
 template <class Step>
 std::optional<Error> failure_of(const Step& step) {
   try {
@@ -113,7 +113,7 @@ void BroadcastBuffer::send_changes(int root, Deadline deadline) {
   stats_.wire_bytes = report.wire_bytes;
 }
 
-/// Its snapshot is a copy of the current tensors.
+/// Makes the publisher, whose snapshot is a copy of the current tensors.
 void BroadcastBuffer::make_publisher(std::uint64_t version) {
   tensors_->wait_until_ready();
   PublisherOptions options;
@@ -125,7 +125,7 @@ void BroadcastBuffer::make_publisher(std::uint64_t version) {
       std::make_unique<Publisher>(table_, make_detector(table_, tensors_->refs(), std::move(detecting)), options);
 }
 
-/// Its digest is that of the current tensors.
+/// Makes the subscriber, whose digest is that of the current tensors.
 void BroadcastBuffer::make_subscriber(std::uint64_t version) {
   tensors_->wait_until_ready();
   SubscriberOptions options;
@@ -135,7 +135,7 @@ void BroadcastBuffer::make_subscriber(std::uint64_t version) {
 }
 
 void BroadcastBuffer::anchor(int root, std::uint64_t version, Deadline deadline) {
-  publisher_.reset();  // Its memory first.
+  publisher_.reset();  // Frees its memory first.
   subscriber_.reset();
   const auto failure = failure_of([&] { comm_->rank() == root ? make_publisher(version) : make_subscriber(version); });
   const std::vector<Notice> all =
@@ -153,7 +153,7 @@ void BroadcastBuffer::overwrite(int root, const StateDigest& expected, Deadline 
   if (comm_->rank() == root) {
     tensors_->broadcast_all(*comm_, root, deadline);
   } else {
-    stats_.dirty = 1;  // Neither the old bytes nor the new ones, until all of them are here and verified.
+    stats_.dirty = 1;  // The buffer is neither old nor new until all bytes have arrived and are verified.
     tensors_->broadcast_all(*comm_, root, deadline);
     verified.then([&] { subscriber_->reset(subscriber_->version(), expected); });
     if (verified.ok()) stats_.dirty = 0;

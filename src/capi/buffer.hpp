@@ -7,8 +7,9 @@
 //        \                 |  another root, any failure, a failed audit
 //         \----------------+--> the next broadcast is an anchor
 //
-// Before each broadcast the ranks tell each other what they follow. Only when all follow the same version of the very
-// root that sends now are changes enough; so a rank that was left behind, by whatever, brings everybody to an anchor.
+// Before each broadcast the ranks exchange which root and version they follow. Changes suffice only when all ranks
+// follow the same version of the current root. So a rank that was left behind, for any reason, makes the broadcast an
+// anchor.
 
 #include <memory>
 #include <vector>
@@ -21,7 +22,8 @@ namespace sparsecast::capi {
 
 class BroadcastBuffer {
  public:
-  /// Collective. `failure`: this rank cannot register, and tells the others; `table` and `tensors` may be null then.
+  /// Registers a buffer, collectively. `failure`: the reason why this rank cannot register, which is sent to the other
+  /// ranks; `table` and `tensors` may be null then.
   BroadcastBuffer(std::shared_ptr<Communicator> comm, std::shared_ptr<const TensorTable> table, scMemory_t kind,
                   std::unique_ptr<BufferTensors> tensors, const Error* failure);
 
@@ -46,7 +48,7 @@ class BroadcastBuffer {
   std::unique_ptr<BufferTensors> tensors_;
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<Subscriber> subscriber_;
-  int base_root_ = -1;  ///< Whose deltas fit what is here; -1: an anchor is needed.
+  int base_root_ = -1;  ///< Root whose deltas fit this buffer; -1: an anchor is needed.
   scStats_t stats_{};
 };
 

@@ -15,7 +15,7 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::steady_clock;
 
-/// Size of the pieces in which dense bytes of the host travel, so that no rank needs room for a second copy.
+/// Size of the pieces in which dense bytes of the host are sent, so that no rank needs room for a second copy.
 constexpr std::uint64_t kPieceBytes = std::uint64_t{32} << 20;
 
 void broadcast_piece(MutableBytes piece, Communicator& comm, int root, Deadline deadline) {
@@ -89,7 +89,8 @@ void BufferTensors::wait_until_ready() const {
 
 void BufferTensors::broadcast_all(Communicator& comm, int root, Deadline deadline) const {
   if (api_ != nullptr) {
-    // From where each tensor lies to where it lies: all ranks have registered the same table.
+    // Each tensor goes from its memory on the root to its memory on the other ranks: all have registered the same
+    // table.
     std::vector<FrameTransfer> transfers(refs_.size());
     for (std::size_t t = 0; t < transfers.size(); ++t) {
       transfers[t].channel = comm.nccl();

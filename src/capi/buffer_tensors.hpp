@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The tensors of a buffer: what a broadcast needs beside publishers, subscribers and their syncs.
+// The tensors of a buffer, with the operations that a broadcast needs besides publishers, subscribers and syncs.
 
 #include <memory>
 #include <vector>
@@ -16,23 +16,23 @@ class BufferTensors {
  public:
   /// `data[i]` is table tensor i, in host memory, or on the communicator's device. Throws Error{kUnsupported} for a
   /// device without the device backend, or when the communicator's transport is not NCCL, and Error{kUsage} for memory
-  /// that is not on it.
+  /// that is not on the device.
   BufferTensors(const TensorTable& table, const std::vector<void*>& data, scMemory_t kind, Communicator& comm);
   ~BufferTensors();
   BufferTensors(const BufferTensors&) = delete;
   BufferTensors& operator=(const BufferTensors&) = delete;
 
   const std::vector<TensorRef>& refs() const noexcept { return refs_; }  ///< Parallel to the table.
-  const DeviceOptions& device() const noexcept { return device_; }       ///< For work on them.
+  const DeviceOptions& device() const noexcept { return device_; }       ///< Options for work on the tensors.
 
-  /// Makes all later work on them wait for what is on `stream` now. On the host, nothing does.
+  /// Makes all later work on the tensors wait for the work that is on `stream` now. No-op on the host.
   void begin_behind(CUstream_st* stream);
-  /// Waits for that: what reads all tensors at once does not wait for events.
+  /// Waits on the host for the work that begin_behind() marked, for readers of all tensors that do not wait for events.
   void wait_until_ready() const;
-  /// Returns the event of that; null on the host.
+  /// Returns the event of begin_behind(); null on the host.
   CUevent_st* ready() const noexcept { return static_cast<CUevent_st*>(ready_); }
-  /// Collective: all bytes of all tensors, as the root has them. Throws Error{kCorrupt} when other bytes come than
-  /// belong here.
+  /// Collective: sends all bytes of the root's tensors to all ranks. Throws Error{kCorrupt} when the received bytes do
+  /// not fit the tensors.
   void broadcast_all(Communicator& comm, int root, Deadline deadline) const;
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The object behind a scComm_t: a control channel, and the transport that carries records beside it.
+// The object behind a scComm_t: a control channel, and a separate transport that carries records.
 
 #include <cstdint>
 #include <functional>
@@ -23,7 +23,7 @@ class DeviceApi;
 namespace sparsecast::capi {
 
 /// Message that each rank sends at the beginning of a step. All ranks decide from the same messages, and a rank that
-/// called another function is found at once. Plain numbers: the ranks run on machines of one byte order.
+/// called another function is detected at once. Plain numbers: the ranks run on machines of one byte order.
 struct Notice {
   enum Kind : std::uint32_t { kRegister = 1, kBroadcast = 2, kAnchor = 3 };
   std::uint32_t kind = 0;
@@ -34,7 +34,7 @@ struct Notice {
   Hash128 table;
   // The fields below may differ between ranks.
   std::uint64_t version = 0;
-  std::int32_t base_root = -1;  ///< Whose deltas fit what is here; -1: nobody's.
+  std::int32_t base_root = -1;  ///< Root whose deltas fit this rank's buffer; -1: none.
   std::uint32_t reserved = 0;
   StateDigest digest;
 };
@@ -42,7 +42,7 @@ static_assert(sizeof(Notice) == 72);
 
 class Communicator {
  public:
-  /// Throws what Rendezvous::meet and NcclTransport::open do.
+  /// Make a communicator. Throw the errors of Rendezvous::meet and NcclTransport::open.
   static std::shared_ptr<Communicator> over_tcp(const UniqueId& id, int rank, int size, const scConfig_t& config);
   static std::shared_ptr<Communicator> over_mpi(const void* communicator, const scConfig_t& config);
 
@@ -62,13 +62,14 @@ class Communicator {
   DeviceApi* device_api() noexcept { return device_; }
   const char* transport_name() const noexcept;
 
-  /// Collective: every rank's notice, once all are known to do the same and nobody has refused. Throws
-  /// Error{kGroupMismatch} that names two ranks, Error{kPeerFailed} that names one, or this rank's own `failure`.
+  /// Collective: returns every rank's notice, once all ranks are known to take the same step and none has refused.
+  /// Throws Error{kGroupMismatch} that names two ranks, Error{kPeerFailed} that names one, or this rank's own
+  /// `failure`.
   std::vector<Notice> exchange(Notice own, const Error* failure, Deadline deadline);
 
   /// Returns the number of the next buffer. It is the same on every rank, because registering is collective.
   std::uint64_t next_buffer() noexcept { return ++buffers_; }
-  /// Tells the others that this rank gives up.
+  /// Notifies the other ranks that this rank gives up.
   void abort(const std::string& reason) noexcept;
 
   std::mutex in_use;       ///< Held during a call: a second thread is refused.

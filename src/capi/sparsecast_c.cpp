@@ -18,8 +18,8 @@
 
 namespace sparsecast::capi {
 
-// Handles that a C program holds. A handle is a number, never an address: one that is stale, or was never given out, is
-// known as such without reading anything behind it.
+// Handles that a C program holds. A handle is a number, never an address: a handle that is stale, or was never given
+// out, is recognised without reading any memory behind it.
 
 /// Maps handles (opaque pointers of type Handle) to the objects that they stand for. Thread-safe.
 template <class Handle, class Object>
@@ -82,7 +82,7 @@ std::shared_ptr<BroadcastBuffer> find(scBuffer_t handle) {
   return buffer;
 }
 
-/// Runs `body` as the only one in the communicator; its failure stays with it.
+/// Runs `body` as the only call in the communicator, which keeps the message of a failure.
 template <class Body>
 scResult_t alone_in(Communicator& comm, const Body& body) noexcept {
   const std::unique_lock lock(comm.in_use, std::try_to_lock);
@@ -109,7 +109,8 @@ scResult_t with(Handle handle, const Body& body) noexcept {
   });
 }
 
-/// Collective whatever the arguments are: so a wrong one on this rank is an error on the others, not a silence.
+/// Collective even when arguments are invalid, so that a wrong argument on this rank is an error on the other ranks,
+/// not a timeout.
 scResult_t register_tensors(scComm_t handle, const scTensor_t* tensors, int count, scMemory_t kind,
                             scBuffer_t* result) noexcept {
   if (result != nullptr) *result = nullptr;
@@ -133,7 +134,7 @@ scResult_t register_tensors(scComm_t handle, const scTensor_t* tensors, int coun
   });
 }
 
-/// Takes the handles of a communicator and of its buffers away.
+/// Removes the handles of a communicator and of its buffers.
 std::shared_ptr<Communicator> forget(scComm_t handle) {
   auto comm = Communicators::instance().remove(handle);
   require_usage(comm != nullptr, "this is no communicator, or it was destroyed already");

@@ -12,7 +12,7 @@
 namespace sparsecast {
 namespace {
 
-/// Elements that follow one another in memory, and in the digest.
+/// Elements that are contiguous in memory, and in the digest.
 class FlatPlaces {
  public:
   FlatPlaces(const BlockRef& block, const ApplyTarget& target)
@@ -43,7 +43,8 @@ class FlatPlaces {
   std::uint64_t first_;
 };
 
-/// Elements of views. What is prefetched is in a later run than what is written, so each has a walk of its own.
+/// Elements of views. Prefetched elements are in a later run than written ones, so prefetching and writing each have a
+/// walk of their own.
 class StridedPlaces {
  public:
   StridedPlaces(const BlockRef& block, const ApplyTarget& target)
@@ -84,7 +85,8 @@ class StridedPlaces {
   ElementWalk indices_;
 };
 
-/// Records the changes that are written to a target: their digest and the words that they replace, as it asks.
+/// Records the changes that are written to a target: their digest and the replaced words, as far as the target asks for
+/// them.
 template <class T>
 class WrittenChanges {
  public:
@@ -92,7 +94,7 @@ class WrittenChanges {
     if (target.change != nullptr) digest_.emplace(target.index->key);
   }
 
-  /// Adds changes `first` to `end` of a block, whose bits were `before` and are `after`.
+  /// Adds changes [first, end) of a block, whose bits change from `before` to `after`.
   template <class Places>
   void add(Places& places, const DecodedBlock<T>& decoded, std::uint32_t first, std::uint32_t end, const T* before,
            const T* after) {
@@ -102,7 +104,7 @@ class WrittenChanges {
       target_.replaced->insert(target_.replaced->end(), bytes, bytes + (end - first) * sizeof(T));
     }
   }
-  /// Adds the digest of all of them to the target's.
+  /// Adds the digest of all recorded changes to the target's.
   void end() {
     if (!digest_) return;
     const DigestSum sum = digest_->take();
@@ -129,7 +131,7 @@ void write_changes(const DecodedBlock<T>& decoded, ValueCodec values, const Appl
   for (std::uint32_t first = 0; first < decoded.count; first += kRun) {
     const std::uint32_t end = std::min(decoded.count, first + kRun);
     if (positions != nullptr) {
-      // The lines of the run after this one are asked for too.
+      // Prefetches the cache lines of the next run too.
       for (const std::uint32_t last = std::min(decoded.count, end + kRun); ahead < last; ++ahead) {
         __builtin_prefetch(places.template word_ahead<T>(positions[ahead]), 1);
       }
@@ -146,7 +148,7 @@ void write_changes(const DecodedBlock<T>& decoded, ValueCodec values, const Appl
   written.end();
 }
 
-/// write_changes for a bitmap block whose elements follow one another in memory, and in the digest.
+/// write_changes for a bitmap block whose elements are contiguous in memory, and in the digest.
 template <class T>
 void write_marked(const DecodedBlock<T>& decoded, const BlockRef& block, const ApplyTarget& target,
                   Direction direction) {

@@ -27,20 +27,20 @@ struct ApplyScratch {
   }
 };
 
-/// Decodes the block and drops the result: Error{kCorrupt} when its payload is not valid. Of a `context` block, whose
-/// values only the weights tell apart, the ranks alone.
+/// Decodes the block and drops the result; throws Error{kCorrupt} when its payload is not valid. Of a `context` block
+/// only the ranks are decoded, because its values depend on the weights.
 void validate_block(const BlockRef& block, DType dtype, ApplyScratch& scratch);
 
 struct ApplyTarget {
-  std::byte* window = nullptr;  ///< Bits of the block's `span` elements, or with `view`, of the tensor; any alignment.
+  std::byte* window = nullptr;  ///< Bits of the block's `span` elements; with `view`, of the tensor. Any alignment.
   DType dtype = DType::kBF16;
-  const StridedView* view = nullptr;   ///< Places of the tensor's elements; null: they follow one another.
+  const StridedView* view = nullptr;   ///< Places of the tensor's elements; null: contiguous.
   const DigestIndex* index = nullptr;  ///< Positions of the elements in the digest; needed with `change` only.
-  StateDigest* change = nullptr;       ///< Gains the change of the digest; null: no digest is computed.
-  Bytes* replaced = nullptr;           ///< The bits that were overwritten are appended, in order; null: not kept.
+  StateDigest* change = nullptr;       ///< The change of the digest is added to it; null: no digest.
+  Bytes* replaced = nullptr;           ///< Overwritten bits are appended to it, in order; null: not kept.
 };
 
-/// The target of a block of a whole tensor at `data`, without digest.
+/// Returns the target of a block in a whole tensor at `data`, without digest.
 inline ApplyTarget target_in(std::byte* data, const StridedView* view, DType dtype, const BlockRef& block) {
   ApplyTarget target;
   target.window = view != nullptr ? data : data + block.first_element * element_size(dtype);
@@ -49,12 +49,14 @@ inline ApplyTarget target_in(std::byte* data, const StridedView* view, DType dty
   return target;
 }
 
-/// Decodes the block completely, then writes: an invalid one is Error{kCorrupt} with nothing written, and a `context`
-/// block of another base Error{kWrongBase}. Direction kInverse needs `xor` or `ulp` words, and no `context` block,
-/// whose positions only the bits before it tell (Error{kUsage}). Returns the number of elements that the block names.
+/// Decodes the block completely, then writes it. Throws, with nothing written, Error{kCorrupt} for an invalid block and
+/// Error{kWrongBase} for a `context` block of another base. Direction kInverse needs `xor` or `ulp` words, and no
+/// `context` block, whose positions depend on the bits before it (Error{kUsage}). Returns the number of elements that
+/// the block names.
 std::uint32_t apply_block(const BlockRef& block, const ApplyTarget& target, Direction direction, ApplyScratch& scratch);
 
-/// Undoes a `raw` block from the bits that apply_block put into `replaced`. Returns how many bytes were used.
+/// Undoes a `raw` block from the bits that apply_block put into `replaced`. Returns the number of bytes of `replaced`
+/// that were used.
 std::size_t restore_block(const BlockRef& block, const ApplyTarget& target, ConstBytes replaced, ApplyScratch& scratch);
 
 }  // namespace sparsecast

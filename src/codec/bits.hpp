@@ -26,7 +26,7 @@ class BitWriter {
     gathered_ = static_cast<std::uint64_t>(*at_);
   }
 
-  /// The low `width` (0 to 56) bits of value; higher bits of value must be zero.
+  /// Writes the low `width` (0 to 56) bits of value; higher bits of value must be zero.
   void put(std::uint64_t value, std::uint32_t width) {
     gathered_ |= value << used_;
     used_ += width;
@@ -43,13 +43,13 @@ class BitWriter {
     }
     put(value, width);
   }
-  /// `quotient` zero bits, then a one.
+  /// Writes `quotient` zero bits, then a one.
   void put_unary(std::uint64_t quotient) {
     if (quotient < 48) {
       put(std::uint64_t{1} << quotient, static_cast<std::uint32_t>(quotient) + 1);
       return;
     }
-    // The skipped bits are zero already; what is gathered was stored by the put before.
+    // The skipped bits are zero already; the gathered bits were stored by the previous put.
     const std::uint64_t bit = used_ + quotient;
     at_ += bit >> 3;
     used_ = static_cast<std::uint32_t>(bit & 7);
@@ -66,7 +66,7 @@ class BitWriter {
  private:
   std::byte* begin_;
   std::byte* at_;
-  std::uint64_t gathered_ = 0;  ///< The bits of *at_ on; those from used_ up are zero.
+  std::uint64_t gathered_ = 0;  ///< The bits from *at_ on; bits from used_ up are zero.
   std::uint32_t used_;
 };
 
@@ -88,7 +88,7 @@ class BitReader {
     bit_ += bits;
   }
 
-  /// 57 or more valid bits from `bit` on, zeros beyond the end.
+  /// Returns 57 or more valid bits from `bit` on, with zeros beyond the end.
   [[gnu::always_inline]] std::uint64_t peek(std::uint64_t bit) const {
     const std::uint64_t byte = bit >> 3;
     std::uint64_t word = 0;
@@ -100,7 +100,7 @@ class BitReader {
     return word >> (bit & 7);
   }
 
-  /// `width` (0 to 63) bits from `bit` on, zeros beyond the end.
+  /// Returns `width` (0 to 63) bits from `bit` on, with zeros beyond the end.
   std::uint64_t peek_long(std::uint64_t bit, std::uint64_t width) const {
     const std::uint64_t word = (peek(bit) & 0xFFFFFFFFU) | peek(bit + 32) << 32;
     return word & ((std::uint64_t{1} << width) - 1);
@@ -118,7 +118,7 @@ class BitReader {
     return value;
   }
 
-  /// Number of zero bits before the next one, which is consumed too; more than `limit` is an error.
+  /// Returns the number of zero bits before the next one bit, and consumes that bit too; more than `limit` is an error.
   std::uint64_t get_unary(std::uint64_t limit) {
     std::uint64_t quotient = 0;
     for (;;) {
@@ -140,7 +140,7 @@ class BitReader {
     return ((std::uint64_t{1} << low) | get(low)) - 1;
   }
 
-  /// The part ends here: what is left of its last 4-byte unit must be zero. Returns the part's bytes.
+  /// Ends the part here: checks that the rest of its last 4-byte unit is zero. Returns the part's bytes.
   std::uint64_t finish_part() {
     const std::uint64_t bytes = padded_bytes(bit_);
     if (bytes > bytes_.size()) overrun();

@@ -13,7 +13,7 @@
 namespace sparsecast {
 
 inline constexpr std::size_t kFramePrefix = 64;  ///< The fixed fields of a frame.
-/// Alignment, in bytes, of FRAME records that lie together in the memory of a device.
+/// Alignment, in bytes, of FRAME records that are together in the memory of a device.
 inline constexpr std::uint32_t kFrameAlignment = 256;
 
 inline constexpr std::size_t kGroupBytes = 8;
@@ -23,7 +23,7 @@ struct Coding {
   PositionCodec positions = PositionCodec::kPacked;
   ValueCodec values = ValueCodec::kUlp;
   std::uint32_t kp = 0;  ///< Rice parameter of the gaps (gap16: 1 when gaps are u32).
-  std::uint32_t kv = 0;  ///< Low bits of each magnitude stored as they are.
+  std::uint32_t kv = 0;  ///< Number of low bits of each magnitude that are stored as they are.
   std::uint32_t ke = 0;  ///< Rice parameter of the exceptions' gaps.
   bool lengths = false;  ///< Each magnitude has its own length; kv and ke are 0.
 
@@ -47,10 +47,10 @@ inline constexpr std::uint32_t kMaxRiceParameter = 22;
 struct BlockRules {
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;
-  bool quick = false;  ///< Blocks of many changes have bitmaps and fields of one width.
+  bool quick = false;  ///< Blocks of many changes use bitmaps and fields of one width.
 };
 
-/// Returns what the options, of which kAuto is decided (with_positions_decided), say of blocks.
+/// Returns the block rules of options in which kAuto is decided already (with_positions_decided).
 inline BlockRules rules_of(const EncodeOptions& options) {
   const Objective objective = options.objective.value_or(Objective::speed());
   return {options.positions, options.values,
@@ -68,14 +68,15 @@ struct EncodedBlock {
   std::uint32_t payload_bytes = 0;
 };
 
-/// Elements from the first of `first_tile` to the last of the run, cut at the end of the tensor.
+/// Returns the number of elements from the first of `first_tile` to the last of the run, cut at the end of the tensor.
 SPARSECAST_HD std::uint32_t block_span(std::uint64_t tensor_elements, std::uint64_t first_tile, std::uint32_t tiles) {
   const std::uint64_t whole = std::uint64_t{tiles} * kTileElems;
   const std::uint64_t left = tensor_elements - first_tile * kTileElems;
   return static_cast<std::uint32_t>(left < whole ? left : whole);
 }
 
-// The rules of docs/wire-format.md §4 for a directory entry; every reader, on the host or on a device, asks these.
+// The rules of docs/wire-format.md §4 for a directory entry; every reader, on the host or on a device, uses these
+// functions.
 
 /// Returns whether the run of tiles ends within the tensor.
 SPARSECAST_HD bool run_is_in_tensor(std::uint64_t tensor_elements, std::uint64_t first_tile, std::uint32_t tiles) {
@@ -92,15 +93,15 @@ SPARSECAST_HD bool run_follows(std::uint64_t first_tile, std::uint64_t previous_
   return first_tile >= previous_tile + previous_tiles;
 }
 
-/// Returns whether the coding word of a `context` block means something.
+/// Returns whether the coding word of a `context` block is valid.
 SPARSECAST_HD bool context_coding_is_possible(std::uint32_t word) {
   const Coding c = Coding::unpack(word);
   return (word >> 21) == 0 && c.positions == PositionCodec::kContext && c.values == ValueCodec::kUlp && c.kp == 0 &&
          c.kv == 0 && c.ke <= kMaxRiceParameter;
 }
 
-/// Returns whether the coding word, of any other position codec, means something for elements of `width` bits in a
-/// delta whose value codec is `values`.
+/// Returns whether the coding word of any other position codec is valid for elements of `width` bits in a delta whose
+/// value codec is `values`.
 SPARSECAST_HD bool coding_is_possible(std::uint32_t word, ValueCodec values, std::uint32_t width) {
   const Coding c = Coding::unpack(word);
   const bool ulp_bits = c.values == ValueCodec::kUlp && c.positions != PositionCodec::kDense;

@@ -52,8 +52,8 @@ std::uint64_t read_gaps(ConstBytes payload, std::uint32_t count, std::uint32_t s
   return part.size();
 }
 
-/// Adds the tails of the escaped quotients to the positions from each of them on. The loop before has verified
-/// positions without tails to lie in the span.
+/// Adds the tails of the escaped quotients to the positions from each of them on. The previous loop has verified that
+/// positions without tails are in the span.
 void add_tails(BitReader& reader, const std::vector<Escape>& escapes, std::uint32_t count, std::uint32_t span,
                std::uint32_t kp, std::uint32_t* positions) {
   std::uint64_t shift = 0;
@@ -86,13 +86,13 @@ std::uint64_t read_packed(ConstBytes payload, std::uint32_t count, std::uint32_t
     out[i] = static_cast<std::uint32_t>(position);
     next = position + 1;
   }
-  // Positions grow, so that the last one tells of all.
+  // Positions increase, so that checking the last one is enough.
   if (next > span) bad_position();
   add_tails(reader, escapes, count, span, kp, out);
   return reader.finish_part();
 }
 
-/// `out` has room for cpu::kOnesSlack more.
+/// Reads a bitmap into positions; `out` has room for cpu::kOnesSlack more.
 std::uint64_t read_bitmap(ConstBytes payload, std::uint32_t count, std::uint32_t span, std::uint32_t* out) {
   const ConstBytes part = take(payload, padded_bytes(span));
   if (span % 32 != 0 && (load_word<std::uint32_t>(part.data(), span / 32) >> (span % 32)) != 0) {
@@ -105,7 +105,7 @@ std::uint64_t read_bitmap(ConstBytes payload, std::uint32_t count, std::uint32_t
   return part.size();
 }
 
-/// Words that fill the rest of the payload exactly.
+/// Reads words that fill the rest of the payload exactly.
 template <class T>
 void read_words(ConstBytes part, std::uint32_t count, T* out) {
   const std::uint64_t bytes = std::uint64_t{count} * sizeof(T);
@@ -114,15 +114,15 @@ void read_words(ConstBytes part, std::uint32_t count, T* out) {
   require_zero_tail(part, bytes);
 }
 
-/// `width` bits from `bit` on: of a magnitude of an element T, less than its width.
+/// Returns `width` bits from `bit` on, for a magnitude of an element T; `width` is less than the element's.
 template <class T>
 std::uint64_t peek_bits(const BitReader& reader, std::uint64_t bit, std::uint64_t width) {
   if constexpr (sizeof(T) == 8) return reader.peek_long(bit, width);
   return reader.peek(bit) & ((std::uint64_t{1} << width) - 1);
 }
 
-/// The magnitudes in `out` become coded words, with the signs at the beginning of the part, which ends where the reader
-/// is.
+/// Turns the magnitudes in `out` into coded words, with the signs at the beginning of the part. The part ends at the
+/// reader's position.
 template <class T>
 void finish_ulp(BitReader& reader, ConstBytes part, std::uint32_t count, T* out) {
   if (!cpu::sign_magnitudes(part, count, sizeof(T), out)) distance_does_not_fit();
@@ -148,7 +148,7 @@ void read_ulp(ConstBytes part, std::uint32_t count, const Coding& coding, Except
   finish_ulp(reader, part, count, out);
 }
 
-/// The form with lengths.
+/// Reads values in the form with lengths.
 template <class T>
 void read_lengths(ConstBytes part, std::uint32_t count, T* out) {
   constexpr std::uint32_t kField = length_field_bits(8 * sizeof(T));
@@ -160,7 +160,7 @@ void read_lengths(ConstBytes part, std::uint32_t count, T* out) {
   for (std::uint32_t i = 0; i < count; ++i) tail_bits += out[i] - (out[i] != 0 ? 1U : 0U);
   reader.skip(tail_bits);
   for (std::uint32_t i = 0; i < count; ++i) {
-    // Of 0 the length is all there is, and of 1 the highest bit.
+    // A 0 has only a length, and a 1 only its highest bit.
     const std::uint64_t some = out[i] != 0 ? 1 : 0;
     const std::uint64_t bits = out[i] - some;
     out[i] = static_cast<T>(some << bits | peek_bits<T>(reader, tail_at, bits));

@@ -21,7 +21,7 @@ namespace {
 
 // BitWriter may touch 8 bytes beyond its last bit.
 constexpr std::size_t kSlack = 8;
-// find_exceptions may write this many entries too many.
+// find_exceptions may write this many entries beyond the last.
 constexpr std::size_t kIndexSlack = 64;
 
 struct UlpPlan {
@@ -195,8 +195,8 @@ void append_positions(const BlockChanges<T>& block, const Coding& coding, std::u
   payload.resize(begin + bytes);
 }
 
-/// Puts all words of the block in the place of what follows `begin`, in the value codec; returns false, with nothing
-/// done, when a raw block's unchanged bits are not known.
+/// Replaces the payload after `begin` by all words of the block, in the value codec. Returns false, with nothing done,
+/// when a raw block's unchanged bits are not known.
 template <class T>
 bool replace_by_dense(const BlockChanges<T>& block, ValueCodec values, std::size_t begin, Bytes& payload) {
   const bool complete = block.count == block.span;

@@ -12,10 +12,10 @@
 
 namespace sparsecast {
 
-/// Bits in whole 4-byte units, as the parts of a block are padded.
+/// Returns the bytes of `bits` bits, padded to whole 4-byte units as the parts of a block are.
 SPARSECAST_HD std::uint64_t padded_bytes(std::uint64_t bits) { return (bits + 31) / 32 * 4; }
 
-/// Position of the highest set bit plus one; 0 for 0.
+/// Returns the position of the highest set bit plus one; 0 for 0.
 SPARSECAST_HD int bit_width64(std::uint64_t x) {
 #if defined(__CUDA_ARCH__)
   return 64 - __clzll(static_cast<long long>(x));
@@ -24,7 +24,7 @@ SPARSECAST_HD int bit_width64(std::uint64_t x) {
 #endif
 }
 
-/// Position of the highest set bit of a 32-bit number plus one; 0 for 0.
+/// Returns the position of the highest set bit of a 32-bit number plus one; 0 for 0.
 SPARSECAST_HD std::uint32_t bit_width32(std::uint32_t x) {
 #if defined(__CUDA_ARCH__)
   return 32 - static_cast<std::uint32_t>(__clz(static_cast<int>(x)));
@@ -33,7 +33,7 @@ SPARSECAST_HD std::uint32_t bit_width32(std::uint32_t x) {
 #endif
 }
 
-/// The order of a dtype's bit patterns in which `ulp` counts. Those of pairs are orders of the halves of a byte.
+/// The order of a dtype's bit patterns in which `ulp` counts. The orders of pairs apply to each half of a byte.
 enum class UlpOrder : std::uint8_t { kInteger, kFloat, kIntegerPair, kFloatPair };
 
 inline UlpOrder ulp_order(DType dtype) {
@@ -46,8 +46,8 @@ SPARSECAST_HD constexpr bool is_pair(UlpOrder order) {
   return order == UlpOrder::kIntegerPair || order == UlpOrder::kFloatPair;
 }
 
-/// Ordered-integer form of a float's bits: sign-magnitude to an unsigned integer that grows with the value, a
-/// bijection on all bit patterns, NaNs too. For integers the map is the identity.
+/// Returns the ordered-integer form of a float's bits: sign-magnitude to an unsigned integer that grows with the value,
+/// a bijection on all bit patterns, NaNs too. For integers the map is the identity.
 template <class T>
 SPARSECAST_HD T ordered(T bits, UlpOrder order) {
   constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
@@ -68,7 +68,8 @@ SPARSECAST_HD T from_ordered(T value, UlpOrder order) {
   return static_cast<T>(value & kSign ? value ^ kSign : ~value);
 }
 
-/// The `ulp` coded word: difference of the ordered forms modulo 2^w, or for pairs the code of those of the halves.
+/// Returns the `ulp` coded word: the difference of the ordered forms modulo 2^w, or for pairs the code of the
+/// differences of both halves.
 template <class T>
 SPARSECAST_HD T ulp_difference(T new_bits, T old_bits, UlpOrder order) {
   const T to = ordered(new_bits, order);
@@ -79,7 +80,7 @@ SPARSECAST_HD T ulp_difference(T new_bits, T old_bits, UlpOrder order) {
   return static_cast<T>(to - from);
 }
 
-/// The bits that a coded word leads to from `bits`, or with `inverse` leads away from.
+/// Returns the bits after a coded word is applied to `bits`, or with `inverse` undone from `bits`.
 template <class T>
 SPARSECAST_HD T ulp_advance(T bits, T coded, UlpOrder order, bool inverse = false) {
   const T from = ordered(bits, order);
@@ -92,7 +93,7 @@ SPARSECAST_HD T ulp_advance(T bits, T coded, UlpOrder order, bool inverse = fals
   return from_ordered(static_cast<T>(inverse ? from - coded : from + coded), order);
 }
 
-/// Returns the coded word of one change after another.
+/// Returns the coded word of two changes, one after the other.
 template <class T>
 SPARSECAST_HD T ulp_sum(T first, T second, UlpOrder order) {
   if constexpr (sizeof(T) == 1) {
@@ -101,7 +102,7 @@ SPARSECAST_HD T ulp_sum(T first, T second, UlpOrder order) {
   return static_cast<T>(first + second);
 }
 
-/// Returns the coded word of the way back.
+/// Returns the coded word of the inverse change.
 template <class T>
 SPARSECAST_HD T ulp_negative(T coded, UlpOrder order) {
   if constexpr (sizeof(T) == 1) {
@@ -110,7 +111,7 @@ SPARSECAST_HD T ulp_negative(T coded, UlpOrder order) {
   return static_cast<T>(T{0} - coded);
 }
 
-/// The bits that a change leads to, or with `inverse` leads away from, which needs `xor` or `ulp`.
+/// Returns the bits after a change is applied, or with `inverse` undone, which needs `xor` or `ulp`.
 template <class T>
 SPARSECAST_HD T changed_bits(T old_bits, T coded, ValueCodec values, UlpOrder order, bool inverse) {
   if (values == ValueCodec::kRaw) return coded;
@@ -118,7 +119,7 @@ SPARSECAST_HD T changed_bits(T old_bits, T coded, ValueCodec values, UlpOrder or
   return ulp_advance(old_bits, coded, order, inverse);
 }
 
-/// Distance in ULP minus one, and the direction, of a coded word that is not 0.
+/// Returns the distance in ULP, minus one, of a coded word that is not 0.
 template <class T>
 SPARSECAST_HD T ulp_magnitude(T coded) {
   constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
@@ -130,9 +131,9 @@ SPARSECAST_HD T ulp_from_magnitude(T magnitude, bool negative) {
   return static_cast<T>(negative ? ~magnitude : magnitude + 1);
 }
 
-/// Rice parameter for n gaps that add up to `total` (the golden-ratio rule in integers: the best parameter for a
-/// geometric distribution of that mean, after A. Kiely, "Selecting the Golomb Parameter in Rice Coding", 2004). Both
-/// are at most the 2^22 elements of a section, so that 32 bits suffice.
+/// Returns the Rice parameter for n gaps that add up to `total` (the golden-ratio rule in integers: the best parameter
+/// for a geometric distribution of that mean, after A. Kiely, "Selecting the Golomb Parameter in Rice Coding", 2004).
+/// Both are at most the 2^22 elements of a section, so that 32 bits suffice.
 SPARSECAST_HD std::uint32_t rice_parameter(std::uint32_t total, std::uint32_t n) {
   const std::uint32_t width = bit_width32(total * 123 / (128 * n));
   return width > 1 ? width - 1 : 0;
@@ -141,36 +142,36 @@ SPARSECAST_HD std::uint32_t rice_parameter(std::uint32_t total, std::uint32_t n)
 /// Quotients of packed gaps from this on are escaped: long gaps between clusters must not cost a unary code of their
 /// length, nor force a large parameter on the short gaps inside the clusters.
 inline constexpr std::uint32_t kEscape = 8;
-/// Zeros before the one of an escaped quotient are at most this many: gaps are less than 2^22.
+/// Maximum number of zeros before the one of an escaped quotient, because gaps are less than 2^22.
 inline constexpr std::uint32_t kMaxQuotientZeros = kEscape + 21;
 
-/// The fewest bits that the code of a gap takes, its remainder included, whatever the Rice parameter.
+/// Returns the least number of bits of a gap's code, its remainder included, for any Rice parameter.
 SPARSECAST_HD std::uint32_t least_gap_bits(std::uint32_t gap) { return bit_width32(gap) + 1; }
 
-/// Bits in the tail of a quotient's code (docs/wire-format.md §4.1); 0 for a quotient below kEscape.
+/// Returns the bits in the tail of a quotient's code (docs/wire-format.md §4.1); 0 for a quotient below kEscape.
 SPARSECAST_HD std::uint32_t quotient_tail_bits(std::uint32_t quotient) {
   return quotient < kEscape ? 0 : bit_width32(quotient - (kEscape - 1)) - 1;
 }
 
-/// Zeros before the one of a quotient's code.
+/// Returns the number of zeros before the one in a quotient's code.
 SPARSECAST_HD std::uint32_t quotient_zeros(std::uint32_t quotient) {
   return quotient < kEscape ? quotient : kEscape + quotient_tail_bits(quotient);
 }
 
-/// The least quotient with `zeros` zeros; its tail is added to it.
+/// Returns the least quotient whose code has `zeros` zeros; the tail is added to it.
 SPARSECAST_HD std::uint32_t quotient_of_zeros(std::uint32_t zeros) {
   return zeros < kEscape ? zeros : kEscape - 1 + (1U << (zeros - kEscape));
 }
 
-/// Estimated bits of the positions of `exceptions` out of n values; decides kv only.
+/// Returns the estimated bits of the positions of `exceptions` out of n values; used only to choose kv.
 SPARSECAST_HD std::uint64_t estimate_rice_bits(std::uint32_t exceptions, std::uint32_t n) {
   if (exceptions == 0) return 0;
   const std::uint32_t k = rice_parameter(n - exceptions, exceptions);
   return std::uint64_t{exceptions} * (1 + k) + ((n - exceptions) >> k);
 }
 
-/// Bits of the values of n magnitudes with `kv` low bits each (docs/wire-format.md §5.3), by_width[b] of which have
-/// bit_width b; `exceptions` is set to the number of those that do not fit.
+/// Returns the bits of the values of n magnitudes with `kv` low bits each (docs/wire-format.md §5.3). by_width[b] of
+/// the magnitudes have bit_width b; `exceptions` is set to the number of magnitudes that do not fit.
 SPARSECAST_HD std::uint64_t ulp_cost(const std::uint32_t* by_width, std::uint32_t width, std::uint32_t n,
                                      std::uint32_t kv, std::uint32_t& exceptions) {
   exceptions = 0;
@@ -185,20 +186,20 @@ SPARSECAST_HD std::uint64_t ulp_cost(const std::uint32_t* by_width, std::uint32_
 // Quick blocks (docs/wire-format.md §5.7): fields of one width that few values exceed, after M. Zukowski et al.,
 // "Super-Scalar RAM-CPU Cache Compression", 2006 (patched frames of reference).
 
-/// Returns whether a writer that is told to be quick codes a block of `changes` out of `span` elements so.
+/// Returns whether a writer with quick rules codes a block of `changes` out of `span` elements as a quick block.
 SPARSECAST_HD bool is_quick_block(std::uint32_t changes, std::uint32_t span) {
   return std::uint64_t{changes} * 4 >= span;
 }
 
-/// Most exceptions among the values of a quick block.
+/// Returns the maximum number of exceptions among the values of a quick block.
 SPARSECAST_HD std::uint32_t quick_exceptions(std::uint32_t changes) { return changes / 16; }
 
-/// Bits of the field that holds a magnitude's length, 0 to width - 1 (docs/wire-format.md §4.2).
+/// Returns the bits of the field that holds a magnitude's length, 0 to width - 1 (docs/wire-format.md §4.2).
 SPARSECAST_HD constexpr std::uint32_t length_field_bits(std::uint32_t width) {
   return width == 8 ? 3 : width == 16 ? 4 : width == 32 ? 5 : 6;
 }
 
-/// Bits of a magnitude below its highest one.
+/// Returns the number of bits of a magnitude below its highest one bit.
 template <class T>
 SPARSECAST_HD std::uint32_t bits_below_highest(T magnitude) {
   if (magnitude < 2) return 0;
@@ -209,19 +210,19 @@ SPARSECAST_HD std::uint32_t bits_below_highest(T magnitude) {
   }
 }
 
-/// Bits of the same values, without their signs, in the form with lengths.
+/// Returns the bits of the same values as ulp_cost, without their signs, in the form with lengths.
 SPARSECAST_HD std::uint64_t lengths_cost(const std::uint32_t* by_width, std::uint32_t width, std::uint32_t n) {
   std::uint64_t cost = std::uint64_t{n} * length_field_bits(width);
   for (std::uint32_t bits = 2; bits <= width; ++bits) cost += std::uint64_t{by_width[bits]} * (bits - 1);
   return cost;
 }
 
-/// Bits of the exponential-Golomb code of order 0 of v < 2^64 - 1.
+/// Returns the bits of the exponential-Golomb code of order 0 of v < 2^64 - 1.
 SPARSECAST_HD std::uint32_t exp_golomb_bits(std::uint64_t v) {
   return static_cast<std::uint32_t>(2 * bit_width64(v + 1) - 1);
 }
 
-/// Round to nearest, ties to even. A NaN stays a NaN: quiet, same sign, the upper bits of its payload.
+/// Rounds fp32 to bf16, to nearest, ties to even. A NaN stays a NaN: quiet, same sign, the upper bits of its payload.
 SPARSECAST_HD std::uint16_t bf16_from_f32_bits(std::uint32_t bits) {
   if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x0040U);
   return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);

@@ -15,7 +15,7 @@ namespace {
   throw Error(ErrorCode::kWrongBase, "the weights of a block are not those of the delta's base version");
 }
 
-/// One block. Changes are numbered as they are stored: class by class, in each by position.
+/// Decodes one block. Changes are numbered as they are stored: class by class, and within a class by position.
 template <class T>
 class ContextDecoder {
  public:
@@ -34,7 +34,7 @@ class ContextDecoder {
     }
   }
 
-  /// Reads the position part, as far as it goes without the weights; returns its bytes.
+  /// Reads the position part, as far as it does not depend on the weights; returns its bytes.
   std::uint64_t read_ranks() {
     const std::uint32_t n = block_.changed;
     BitReader reader(block_.payload);
@@ -110,7 +110,7 @@ class ContextDecoder {
     if (placed != block_.changed || sum != check_) wrong_base();
   }
 
-  /// The old bits of elements [first, first + count) of the block, one after another.
+  /// Returns the old bits of elements [first, first + count) of the block, one after another.
   const std::byte* tile(const OldBits& old, std::uint32_t first, std::uint32_t count) {
     if (old.view == nullptr) return old.window + first * sizeof(T);
     scratch_.tile_words.resize(kTileElems * sizeof(T));
@@ -139,7 +139,7 @@ class ContextDecoder {
     return scratch_.quotients.data();
   }
 
-  /// The value part: coded words, in the order of the numbers, into `magnitudes`.
+  /// Reads the value part: coded words, in the order of the numbers, into `magnitudes`.
   void read_values(ConstBytes part) {
     const std::uint32_t n = block_.changed;
     const std::uint8_t* keys = scratch_.keys.data();

@@ -9,7 +9,7 @@
 namespace sparsecast {
 namespace {
 
-/// The parts of the code that has been laid out so far, and what the rest needs of it.
+/// The parts of the code that have been laid out so far, and the data that later parts need from them.
 template <class T>
 class ContextEncoder {
  public:
@@ -36,7 +36,7 @@ class ContextEncoder {
     }
   }
 
-  /// Ranks, keys and magnitudes class by class.
+  /// Lists ranks, keys and magnitudes class by class.
   void sort_by_class() {
     const std::uint32_t n = block_.count;
     std::uint32_t* found = scratch_.found_ranks.data();
@@ -96,7 +96,7 @@ class ContextEncoder {
     out.resize(begin + padded_bytes(writer.position()));
   }
 
-  /// docs/wire-format.md §5.6.
+  /// Chooses the parameters of the values (docs/wire-format.md §5.6).
   ContextValues choose_values() {
     ContextValues values;
     values.rice_keys = choose_rice_keys(scratch_.counts, scratch_.far);

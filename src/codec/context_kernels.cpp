@@ -21,9 +21,9 @@ namespace sparsecast::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 using ByteTag = hn::ScalableTag<std::uint8_t>;
 
-/// Elements between two looks at the counts of the classes.
+/// Elements between two reads of the counts of the classes.
 constexpr std::uint32_t kChunk = 256;
-/// The class of what lies behind the last element.
+/// The class of places behind the last element.
 constexpr std::uint8_t kNoClass = 0xFF;
 
 /// The KeysOf functions return how many keys they read; those after the last whole vector are left.
@@ -113,7 +113,7 @@ class ClassChunk {
  public:
   explicit ClassChunk(const ContextClasses& classes) : classes_(classes) {}
 
-  /// The classes of the first `count` keys, at most kChunk; kNoClass behind them.
+  /// Loads the classes of the first `count` keys, at most kChunk, followed by kNoClass.
   HWY_INLINE void Load(const std::uint8_t* keys, std::uint32_t count) {
     if (HWY_UNLIKELY(count < kChunk)) {
       std::memset(bytes_, kNoClass, kChunk);
@@ -149,7 +149,7 @@ class ClassChunk {
 #endif
   }
 
-  /// The number of elements of class `c` before element `end`.
+  /// Returns the number of elements of class `c` before element `end`.
   HWY_INLINE std::uint32_t CountBefore(std::uint32_t c, std::uint32_t end) const {
     const ByteTag d;
     const auto wanted = hn::Set(d, static_cast<std::uint8_t>(c));
@@ -163,7 +163,7 @@ class ClassChunk {
     return static_cast<std::uint32_t>(count);
   }
 
-  /// The `skip`-th element of class `c`; there must be one.
+  /// Returns the `skip`-th element of class `c`, which must exist.
   HWY_INLINE std::uint32_t Find(std::uint32_t c, std::uint32_t skip) const {
     const ByteTag d;
     const auto wanted = hn::Set(d, static_cast<std::uint8_t>(c));

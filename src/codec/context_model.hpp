@@ -15,14 +15,14 @@
 namespace sparsecast {
 
 inline constexpr std::uint32_t kMostClasses = 16;
-/// A block ends with the tile in which the section's count of changes passes a multiple of this: its parameters are
-/// those of 16 classes, which fewer changes would not pay for.
+/// A block ends with the tile in which the section's count of changes passes a multiple of this. The parameters of up
+/// to 16 classes pay off only with that many changes.
 inline constexpr std::uint32_t kContextBlockChanges = kLargeBlockChanges;
-/// Keys are bytes; a bound that is above all of them.
+/// Number of keys, which are bytes; a bound above all of them.
 inline constexpr std::uint32_t kContextKeys = 256;
 inline constexpr std::uint32_t kPositionCheckFactor = 0x9E3779B1U;
 
-/// Where the exponent field of a floating dtype lies in its words.
+/// Position of the exponent field in the words of a floating dtype.
 struct ExponentField {
   std::uint32_t shift = 0;
   std::uint32_t mask = 0;
@@ -46,7 +46,7 @@ SPARSECAST_HD constexpr ExponentField exponent_field(DType dtype) {
   }
 }
 
-/// The key of a word: its exponent, 0 to 255.
+/// Returns the key of a word: its exponent, 0 to 255.
 template <class T>
 SPARSECAST_HD std::uint32_t key_of(T word, const ExponentField& field) {
   const auto exponent = static_cast<std::uint32_t>(word >> field.shift) & field.mask;
@@ -56,9 +56,9 @@ SPARSECAST_HD std::uint32_t key_of(T word, const ExponentField& field) {
 
 /// Parameters of a block (docs/wire-format.md §4.3).
 struct ContextClasses {
-  std::uint32_t hi = 0;     ///< Keys from here on are class 0.
+  std::uint32_t hi = 0;     ///< Keys from this one on are class 0.
   std::uint32_t count = 1;  ///< 1 to kMostClasses.
-  std::uint32_t width = 1;  ///< Keys of a class, 1 or 2.
+  std::uint32_t width = 1;  ///< Number of keys of a class, 1 or 2.
 };
 
 SPARSECAST_HD std::uint32_t class_of(std::uint32_t key, const ContextClasses& classes) {
@@ -72,29 +72,29 @@ struct ContextValues {
   std::uint32_t rice_keys = 0;  ///< 0 to kContextKeys.
   std::uint32_t scale = 0;      ///< 0 to 511.
 
-  /// Low bits of a magnitude that are stored as they are: a change of one size is twice the ULP in the next exponent
-  /// down.
+  /// Returns the number of low bits of a magnitude that are stored as they are. A change of one size is twice as many
+  /// ULP at the next lower exponent.
   SPARSECAST_HD std::uint32_t low_bits(std::uint32_t key, std::uint32_t width) const {
     if (scale <= key) return 0;
     return scale - key < width - 1 ? scale - key : width - 1;
   }
 };
 
-/// Tail bits of a value's quotient, coded as those of `packed`, but of up to 63 bits.
+/// Returns the tail bits of a value's quotient, which is coded as in `packed`, but with up to 63 bits.
 SPARSECAST_HD std::uint32_t value_tail_bits(std::uint64_t quotient) {
   return quotient < kEscape ? 0 : static_cast<std::uint32_t>(bit_width64(quotient - (kEscape - 1))) - 1;
 }
 
-/// Twice the expected bits of the code of a quotient that has `width` bits (docs/wire-format.md §5.6).
+/// Returns twice the expected bits of the code of a quotient of `width` bits (docs/wire-format.md §5.6).
 SPARSECAST_HD std::uint32_t quotient_cost(std::uint32_t width) {
   constexpr std::uint64_t kNarrow = 0x190D070402;  // 2, 4, 7, 13, 25: a byte each.
   return width < 5 ? static_cast<std::uint32_t>(kNarrow >> 8 * width & 0xFF) : 4 * width + 13;
 }
 
-/// Keys of the changes of a block.
+/// Number of changes of a block by key.
 using KeyCounts = std::uint32_t[kContextKeys];
 
-/// docs/wire-format.md §5.6: the classes from `hi`, at most 255, down to `lo`.
+/// Returns the classes from `hi`, at most 255, down to `lo` (docs/wire-format.md §5.6).
 SPARSECAST_HD ContextClasses classes_between(std::uint32_t hi, std::uint32_t lo) {
   ContextClasses classes;
   classes.hi = hi;
@@ -105,7 +105,7 @@ SPARSECAST_HD ContextClasses classes_between(std::uint32_t hi, std::uint32_t lo)
   return classes;
 }
 
-/// docs/wire-format.md §5.6: the classes for n changes with these keys.
+/// Returns the classes for n changes with these keys (docs/wire-format.md §5.6).
 SPARSECAST_HD ContextClasses choose_classes(const KeyCounts& counts, std::uint32_t n) {
   std::uint32_t above = 0;
   std::uint32_t hi = kContextKeys;
@@ -116,7 +116,8 @@ SPARSECAST_HD ContextClasses choose_classes(const KeyCounts& counts, std::uint32
   return classes_between(hi + 1 < kContextKeys ? hi + 1 : kContextKeys - 1, lo);
 }
 
-/// docs/wire-format.md §5.6: the keys below which changes are Rice-coded; `far` counts those of more than one ULP.
+/// Returns the bound on keys below which changes are Rice-coded (docs/wire-format.md §5.6). `far` counts the changes of
+/// more than one ULP.
 SPARSECAST_HD std::uint32_t choose_rice_keys(const KeyCounts& counts, const KeyCounts& far) {
   std::uint32_t keys = 0;
   for (std::uint32_t key = 0; key < kContextKeys; ++key) {

@@ -17,7 +17,7 @@ using namespace layout;
 
 namespace {
 
-/// Cuts records off the front of a file, of which `read` gives pieces; errors say at which offset.
+/// Cuts records off the front of a file, which it reads piece by piece with `read`; errors name the offset.
 class RecordScanner {
  public:
   using Read = std::function<Bytes(std::uint64_t offset, std::uint64_t bytes)>;

@@ -43,7 +43,8 @@ HWY_INLINE std::uint32_t* ExpandWords(const std::uint64_t* mask, std::uint32_t w
   return positions;
 }
 
-/// The same for masks of which many bits are set: a vector of positions at a time, of which those are kept.
+/// Does the same for masks with many set bits: makes a vector of positions at a time, and keeps the positions of set
+/// bits.
 HWY_INLINE std::uint32_t* ExpandDenseWords(const std::uint64_t* mask, std::uint32_t words, std::uint32_t first,
                                            std::uint32_t* positions) {
   const hn::ScalableTag<std::uint32_t> d;
@@ -65,7 +66,7 @@ HWY_INLINE std::uint32_t* ExpandDenseWords(const std::uint64_t* mask, std::uint3
 /// From this many set bits in a word of a mask on, on average, ExpandDenseWords is faster.
 constexpr std::uint32_t kDenseBits = 3;
 
-/// Appends the positions of the bits of `words` mask words, up to 64 entries too many.
+/// Appends the positions of the bits of `words` mask words; may write up to 64 entries beyond.
 HWY_INLINE std::uint32_t* Expand(const std::uint64_t* mask, std::uint32_t words, std::uint32_t first,
                                  std::uint32_t* positions) {
   std::uint32_t bits = 0;

@@ -92,8 +92,8 @@ void require_frame_of(const DeltaHeader& delta, const FrameHeader& frame, std::s
   }
 }
 
-/// Refuses a body that is larger than the tensors allow. The limit comes from the tensors, not from what the frame
-/// says: no block is larger than its dense form, and each has a few words of directory.
+/// Refuses a body that is larger than the tensors allow. The limit comes from the tensors, not from the frame's own
+/// fields: no block is larger than its dense form plus a few words of directory.
 void require_plausible_body(const FrameHeader& frame, const TensorTable& table) {
   const std::uint64_t blocks = table.elements() / kTileElems + 2 * table.size();
   const std::uint64_t limit = 2 * table.bytes() + 64 * blocks + 4096;

@@ -30,7 +30,7 @@ struct BlockRef {
 /// Throws Error{kCorrupt | kUnsupported}.
 FrameHeader check_frame_fields(ConstBytes fixed, std::size_t record_bytes, const std::function<StateDigest()>& words);
 
-/// The frame is one of `delta` and keeps to its capacity; throws Error{kForeignStream | kCorrupt}.
+/// Requires that the frame belongs to `delta` and keeps to its capacity; throws Error{kForeignStream | kCorrupt}.
 void require_frame_of(const DeltaHeader& delta, const FrameHeader& frame, std::size_t record_bytes);
 
 /// A frame record, checked and taken apart: checksum, bounds, order, reserved fields. Blocks point into the record, or
@@ -40,8 +40,8 @@ class FrameReader {
   /// Throws Error{kCorrupt | kForeignStream}; `header` and `table` are the delta's.
   FrameReader(ConstBytes record, const DeltaHeader& header, const TensorTable& table);
 
-  /// Replaces each `context` block by a `packed` one of the same changes, so that their places no longer depend on the
-  /// weights; `old_of` gives the bits of a block before the delta. Throws Error{kCorrupt | kWrongBase}.
+  /// Replaces each `context` block by a `packed` one of the same changes, so that their positions no longer depend on
+  /// the weights; `old_of` returns the bits of a block before the delta. Throws Error{kCorrupt | kWrongBase}.
   void resolve_context(const TensorTable& table, const std::function<OldBits(const BlockRef&)>& old_of);
 
   const FrameHeader& header() const noexcept { return header_; }
@@ -56,15 +56,16 @@ class FrameReader {
   std::vector<BlockRef> blocks_;
 };
 
-/// True when block `next` lies after block `previous` in the order of the format (tensor, then tile, no overlap).
+/// Returns whether block `next` comes after block `previous` in the order of the format (tensor, then tile, no
+/// overlap).
 inline bool follows(const BlockRef& previous, const BlockRef& next) {
   return next.tensor > previous.tensor ||
          (next.tensor == previous.tensor && run_follows(next.first_tile, previous.first_tile, previous.tiles));
 }
 
-/// "frame 3: tensor 'lm_head.weight': block at element 49152", for errors.
+/// Returns text for errors: "frame 3: tensor 'lm_head.weight': block at element 49152".
 std::string describe(const FrameHeader& frame, const BlockRef& block, const TensorTable& table);
-/// Returns what a delta starts from, for messages: its version and the digest of the weights.
+/// Returns a description of a delta's base for messages: its version and the digest of the weights.
 std::string describe_base(const DeltaHeader& delta);
 
 }  // namespace sparsecast

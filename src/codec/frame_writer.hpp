@@ -44,7 +44,7 @@ class SectionBuilder {
   }
 
   /// Destination of the changes of a tile: positions (of the element within the tile, plus `base`) and coded words,
-  /// with room for cpu::kCodedSlack more of the latter, and perhaps a bitmap of the tile, with cpu::kBitmapSlack.
+  /// with room for cpu::kCodedSlack more coded words, and perhaps a bitmap of the tile, with cpu::kBitmapSlack.
   struct TileSlot {
     std::uint32_t* positions;
     T* coded;
@@ -63,7 +63,8 @@ class SectionBuilder {
     seen_ = 0;
   }
 
-  /// `tile` grows from call to call. The slot has room for all elements of the tile, and is valid until end_tile.
+  /// Begins a tile; `tile` increases from call to call. The slot has room for all elements of the tile, and is valid
+  /// until end_tile.
   TileSlot begin_tile(std::uint32_t tile) {
     if (pending_ != 0 && seen_ / block_changes_ != bucket_) flush(nullptr);
     if (pending_ == 0) {
@@ -86,7 +87,8 @@ class SectionBuilder {
   /// Returns whether add_old_bits must be called for all parts of every tile.
   bool needs_old_bits() const { return context_; }
 
-  /// The old bits of the next `count` elements of the tile: a multiple of 4 bytes, but for the tensor's last.
+  /// Takes the old bits of the next `count` elements of the tile, a multiple of 4 bytes except at the end of the
+  /// tensor.
   void add_old_bits(const std::byte* old, std::uint32_t count) {
     const std::size_t begin = old_keys_.size();
     old_keys_.resize(begin + count);
@@ -94,8 +96,8 @@ class SectionBuilder {
     old_sums_.back() += cpu::sum_words(old, count * sizeof(T));
   }
 
-  /// The slot holds `count` changes, perhaps none. `current`: the new bits of the whole tile, or null when unknown.
-  /// `has_bitmap`: the slot holds the bitmap as well.
+  /// Ends a tile, whose slot holds `count` changes, perhaps none. `current`: the new bits of the whole tile, or null
+  /// when unknown. `has_bitmap`: the slot holds the bitmap as well.
   void end_tile(std::uint32_t count, const std::byte* current, bool has_bitmap = false) {
     if (count == 0) return;
     const bool alone = count >= block_changes_;
@@ -115,7 +117,7 @@ class SectionBuilder {
   }
 
  private:
-  /// Ends the block of the tiles before, so that the current one begins a block of its own.
+  /// Ends the block of the previous tiles, so that the current tile begins a new block.
   void start_block_here(std::uint32_t count) {
     const std::uint32_t before = pending_;
     const std::uint32_t base = (tile_ - first_tile_) * kTileElems;
@@ -128,7 +130,7 @@ class SectionBuilder {
     bucket_ = seen_ / block_changes_;
   }
 
-  /// `has_bitmap`: bitmap_ is that of the block, which is one tile.
+  /// Ends the pending block. `has_bitmap`: bitmap_ is the bitmap of the block, which is one tile.
   void flush(const std::byte* current, bool has_bitmap = false) {
     if (context_) {
       flush_context();
@@ -156,7 +158,7 @@ class SectionBuilder {
     append_entry(run, count, encode_block(changes, rules, scratch_, out.payload), begin, out);
   }
 
-  /// The payload reaches from `begin` to the end of what there is.
+  /// Appends the entry of a block, whose payload reaches from `begin` to the end of the buffer.
   void append_entry(const TileRun& run, std::uint32_t count, const Coding& coding, std::size_t begin,
                     SectionBlocks& out) {
     EncodedBlock block;
@@ -169,7 +171,7 @@ class SectionBuilder {
     out.blocks.push_back(block);
   }
 
-  /// Appends the pending tiles as one `context` block, or as what mode kAuto makes of them, where that is not larger
+  /// Appends the pending tiles as one `context` block, or as the blocks of mode kAuto where these are not larger
   /// (docs/wire-format.md §5.4).
   void flush_context() {
     const TileRun run{first_tile_, last_tile_ - first_tile_ + 1};
@@ -180,7 +182,7 @@ class SectionBuilder {
     const std::size_t begin = payload.size();
     const Coding coding = encode_context(changes, scratch_.context, payload);
     const std::size_t bytes = payload.size() - begin + kBlockEntryBytes;
-    // Most blocks are smaller than any coding of the others could be, so that these need not be coded.
+    // Most `context` blocks are smaller than any coding of the kAuto blocks, so that these need not be coded.
     if (bytes < least_divided_bytes() || bytes < divided_bytes()) {
       append_entry(run, pending_, coding, begin, *out_);
     } else {
@@ -216,8 +218,8 @@ class SectionBuilder {
     }
   }
 
-  /// Bytes that these blocks take at least: of each change its sign and the shortest code of its gap, or a bitmap, or
-  /// all words.
+  /// Returns a lower bound on the bytes of the kAuto blocks: the sign and the shortest gap code of each change, or a
+  /// bitmap, or all words.
   std::uint64_t least_divided_bytes() const {
     std::uint64_t bytes = 0;
     divide([&](const TileRun& run, std::uint32_t first, std::uint32_t count) {
@@ -233,7 +235,7 @@ class SectionBuilder {
     return bytes;
   }
 
-  /// Codes these blocks to divided_; returns what they take.
+  /// Codes the kAuto blocks to divided_; returns their bytes.
   std::uint64_t divided_bytes() {
     divided_.clear();
     divide([&](const TileRun& run, std::uint32_t first, std::uint32_t count) {
@@ -251,7 +253,7 @@ class SectionBuilder {
   };
 
   BlockRules rules_;
-  std::uint32_t plain_block_changes_;  ///< Of blocks that are not `context`.
+  std::uint32_t plain_block_changes_;  ///< Changes of a block that is not `context`.
   std::uint32_t block_changes_ = kBlockChanges;
   std::uint64_t elements_ = 0;
   DType dtype_ = DType::kBF16;
@@ -260,9 +262,9 @@ class SectionBuilder {
   std::vector<std::uint32_t> positions_;
   std::vector<T> coded_;
   Bytes bitmap_;
-  std::vector<std::uint8_t> old_keys_;   ///< Of all elements from first_tile_ on, where context_.
+  std::vector<std::uint8_t> old_keys_;   ///< Keys of all elements from first_tile_ on, if context_.
   std::vector<std::uint32_t> old_sums_;  ///< Sums of the old bits of each tile from first_tile_ on.
-  std::vector<TileCount> counts_;        ///< Of the pending tiles that changed, where context_.
+  std::vector<TileCount> counts_;        ///< Counts of the pending tiles that changed, if context_.
   std::vector<std::uint32_t> moved_;     ///< Positions within a block of mode kAuto.
   SectionBlocks divided_;
   EncodeScratch scratch_;
@@ -281,7 +283,7 @@ class FrameWriter {
   FrameWriter(const DeltaHeader& header, int zstd_level, RecordSink sink);
 
   void append(std::uint32_t tensor, const SectionBlocks& section);
-  /// Flushes the last frame; fills in everything of the commit record but the digest.
+  /// Flushes the last frame; fills in all fields of the commit record except the digest.
   CommitRecord finish();
 
  private:

@@ -36,7 +36,7 @@ class TurnMask {
 
   HWY_INLINE void Put(hn::Mask<D> mask) {
     if (kWholeBytes && hn::Lanes(d_) >= 8) {
-      // Straight to its place: a detour through a word would wait for the store. May write 8 bytes.
+      // Stored in place directly: a detour through a word would wait for the store. May write 8 bytes.
       hn::StoreMaskBits(d_, mask, reinterpret_cast<std::uint8_t*>(words_) + done_ / 8);
       done_ += hn::Lanes(d_);
       return;
@@ -66,7 +66,7 @@ class TurnMask {
  private:
   static constexpr bool kWholeBytes = HWY_MAX_BYTES / sizeof(hn::TFromD<D>) >= 8;
 
-  /// Bits of the word of bit `at` that have not been written are zero afterwards.
+  /// Clears the bits from `at` on in the word of bit `at`, which have not been written.
   void ClearFrom(std::size_t at) { words_[at / 64] &= (std::uint64_t{1} << (at % 64)) - 1; }
 
   D d_;
@@ -74,11 +74,11 @@ class TurnMask {
   std::size_t done_ = 0;
 };
 
-/// Where more than one in so many elements changed, coding them takes so long that the hardware's prefetch of what is
-/// compared next falls behind.
+/// Where more than one in kBusy elements changed, coding them takes so long that the hardware's prefetch of the next
+/// elements to compare falls behind.
 constexpr std::size_t kBusy = 50;
 
-/// Asks for the part of an array after the next one, which is `bytes` long as the one at `part`.
+/// Prefetches the part of an array after the next one. All parts are `bytes` long, like the one at `part`.
 HWY_INLINE void PrefetchPart(const std::byte* part, std::size_t bytes) {
   constexpr std::size_t kLine = 64;
   for (std::size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(part + 2 * bytes + at);
@@ -194,7 +194,7 @@ std::uint32_t LeastLowBits(const std::byte* coded, std::uint32_t count, std::uin
   constexpr std::uint32_t kMostBits = 8 * sizeof(T) - 1;
   const T* words = reinterpret_cast<const T*>(coded);
   for (std::uint32_t bits = 0; bits < kMostBits; ++bits) {
-    // Words of such magnitudes lie 2^bits around 0, which is none of them.
+    // Words of such magnitudes are within 2^bits of 0; 0 itself does not occur.
     const T around = static_cast<T>(T{1} << bits);
     const T width = static_cast<T>(around + around);
     const auto from = hn::Set(d, around);

@@ -8,35 +8,37 @@
 
 namespace sparsecast::cpu {
 
-// All functions write the positions found, in order, relative to the first element, return their number, and may write
-// up to 64 entries beyond (TileWorkspace::positions has the room). `count` is at most kTileElems.
+// All functions that find positions write them in order, relative to the first element, and return their number. They
+// may write up to 64 entries beyond the last one (TileWorkspace::positions has the room). `count` is at most
+// kTileElems.
 
-/// Elements that differ between two arrays of any alignment.
+/// Finds the elements that differ between two arrays of any alignment.
 std::uint32_t compare_tile(const std::byte* current, const std::byte* old, std::uint32_t count,
                            std::size_t element_bytes, std::uint32_t* positions);
 
 /// Casts `count` floats to bf16 (codec_common.hpp, bf16_from_f32_bits) into `cast`, and finds the elements that differ
-/// from those at `old`. That may be the same memory, when `kept` is given: the old bits go there. Any alignment.
+/// from those at `old`. `old` and `cast` may be the same memory if `kept` is given, which receives the old bits. Any
+/// alignment.
 std::uint32_t cast_tile(const std::byte* master, std::uint32_t count, const std::byte* old, std::byte* cast,
                         std::byte* kept, std::uint32_t* positions);
 
-/// Bits set in a caller's mask; bits from `count` on must be zero.
+/// Finds the bits that are set in a caller's mask; bits from `count` on must be zero.
 std::uint32_t expand_tile(const std::uint64_t* mask, std::uint32_t count, std::uint32_t* positions);
 
-/// Sign plane of coded ulp words (docs/wire-format.md §4.2): bit i of `out` is the highest bit of word i. Whole 8-byte
-/// words are written, one more than `count` needs.
+/// Writes the sign plane of coded ulp words (docs/wire-format.md §4.2): bit i of `out` is the highest bit of word i.
+/// Writes whole 8-byte words, one more than `count` needs.
 void sign_bits(const std::byte* coded, std::uint32_t count, std::size_t element_bytes, std::byte* out);
 
-/// The fewest low bits that leave at most `most` of the words with a magnitude of more bits. No word is 0.
+/// Returns the least number of low bits such that at most `most` words have a magnitude of more bits. No word is 0.
 std::uint32_t least_low_bits(const std::byte* coded, std::uint32_t count, std::size_t element_bytes,
                              std::uint32_t most);
 
-/// Indices of the words whose magnitude has a bit at or above `low_bits`.
+/// Finds the indices of the words whose magnitude has a bit at or above `low_bits`.
 std::uint32_t find_exceptions(const std::byte* coded, std::uint32_t count, std::size_t element_bytes,
                               std::uint32_t low_bits, std::uint32_t* indices);
 
-/// Bits beyond `count` ones that the quotients of the gaps take, zeros and tails together (codec_common.hpp). Gaps are
-/// less than 2^22, `count` at most kTileElems.
+/// Returns the bits of the quotients of the gaps, zeros and tails together (codec_common.hpp), without the `count`
+/// ones. Gaps are less than 2^22, `count` at most kTileElems.
 std::uint32_t quotient_bits(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp);
 
 }  // namespace sparsecast::cpu

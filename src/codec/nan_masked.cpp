@@ -81,8 +81,8 @@ void NanMaskedDelta::find_runs(const std::vector<const FrameReader*>& frames) {
   }
 }
 
-/// Calls visit(element, live bits, new bits) for every element that the run names; live bits are the new ones where
-/// they are unknown.
+/// Calls visit(element, live bits, new bits) for every element that the run names; where live bits are unknown, the new
+/// bits are passed instead.
 template <class T, class Visit>
 void NanMaskedDelta::visit_run(const Run& run, std::size_t tensor, ApplyScratch& scratch, const Visit& visit) const {
   const UlpOrder order = ulp_order(table_[tensor].dtype);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A staged delta as NaN-masked tensors (sparsecast/nan_masked.hpp): what apply_block writes in place is written into a
-// tensor of full shape instead, for the engine's own loader.
+// A staged delta as NaN-masked tensors (sparsecast/nan_masked.hpp): the values that apply_block would write in place
+// are written into a tensor of full shape instead, for the engine's own loader.
 
 #include <cstdint>
 #include <span>
@@ -13,23 +13,24 @@
 
 namespace sparsecast {
 
-/// Built for one delta before anything is written: the constructor refuses what NaN-masked tensors cannot carry. A
-/// block may name elements that do not change, NaNs among them: their new bits are the live ones, and a masked copy
-/// keeps those. Without live bits nothing tells them apart, and every NaN is refused.
+/// Built for one delta before anything is written: the constructor refuses changes that NaN-masked tensors cannot
+/// carry. A block may name elements that do not change, NaNs among them: their new bits equal the live bits, and a
+/// masked copy keeps the live bits. Without live bits such NaNs cannot be told from changes, so every NaN is refused.
 class NanMaskedDelta {
  public:
   /// `frames`: all of the delta, in order of sequence, validated by validate_block; `live` is parallel to the table,
-  /// and only read; one without data is not known, for `raw` deltas. All outlive this object, and the live tensors hold
-  /// the base version until the last expand(). kInverse leads back to it from the version of the delta. Throws
-  /// Error{kUnsupported} that names the tensor when it has no NaNs, and the element that would become one; {kUsage}
-  /// when live tensors do not fit the table, or `xor` and `ulp` words have none, or `raw` words are to be inverted.
+  /// and only read; a tensor without data is unknown, which only `raw` deltas allow. All arguments must outlive this
+  /// object, and the live tensors must hold the base version until the last expand(). kInverse leads back to the base
+  /// from the version of the delta. Throws Error{kUnsupported} that names a tensor whose dtype has no NaNs, or the
+  /// element that would become a NaN; {kUsage} when live tensors do not fit the table, when `xor` or `ulp` words have
+  /// no live tensor, or when `raw` words are to be inverted.
   NanMaskedDelta(const TensorTable& table, const std::vector<const FrameReader*>& frames, std::vector<TensorRef> live,
                  Direction direction, int threads = 1);
 
   /// Indices of the tensors that the delta names, ascending: the loader need not see the others.
   const std::vector<std::size_t>& tensors() const noexcept { return tensors_; }
-  /// Returns, for each tensor of the table, what its digest gains once the loader has written everything. The gain is
-  /// zero for a tensor whose live bits are unknown.
+  /// Returns, for each tensor of the table, the change of its digest once the loader has written everything; zero for a
+  /// tensor whose live bits are unknown.
   const std::vector<StateDigest>& digest_changes() const noexcept { return changes_; }
 
   /// Fills the table[tensor].bytes() bytes at `out`, of any alignment, with NaNs and the tensor's new values.

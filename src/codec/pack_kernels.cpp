@@ -60,8 +60,8 @@ HWY_INLINE void PutCodes(Vec codes, Vec lengths, BitWriter& writer) {
 #endif
 }
 
-/// Writes the codes of all numbers: encode(numbers, codes, lengths) makes those of a vector, or returns false where one
-/// may be too long for that; put(number, writer) writes one.
+/// Writes the codes of all numbers: encode(numbers, codes, lengths) makes the codes of a vector, or returns false where
+/// a code may be longer than kLongest; put(number, writer) writes one.
 template <class Encode, class Put>
 HWY_INLINE void PutEach(const std::uint32_t* numbers, std::uint32_t count, BitWriter& writer, const Encode& encode,
                         const Put& put) {
@@ -129,7 +129,8 @@ void PutFields(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t 
   PutEach(numbers, count, writer, encode, [&](std::uint32_t number, BitWriter& out) { out.put(number & mask, width); });
 }
 
-/// Each number >> shift in unary where all are below `bound`, at most kLongest; put(number, writer) otherwise.
+/// Writes each number >> shift in unary where all are below `bound`, at most kLongest; calls put(number, writer)
+/// otherwise.
 template <class Put>
 HWY_INLINE void PutSmallUnary(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t shift,
                               std::uint32_t bound, BitWriter& writer, const Put& put) {
@@ -261,7 +262,7 @@ void CountWidths(const std::uint32_t* numbers, std::uint32_t count, std::uint32_
   const std::uint32_t whole = count / lanes * lanes;
   for (std::uint32_t begin = 0; begin < whole; begin += kRun) {
     const std::uint32_t end = std::min(whole, begin + kRun);
-    // How many have a bit at or above each place, while there are any.
+    // Counts the magnitudes with a bit at or above each place, until there are none.
     std::uint32_t before = end - begin;
     for (std::uint32_t bits = 0; bits < 32 && before != 0; ++bits) {
       auto negative = hn::Zero(d);  // Masks are -1.

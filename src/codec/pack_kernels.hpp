@@ -13,41 +13,42 @@
 
 namespace sparsecast::cpu {
 
-/// Differences between neighbours, less one: the gaps between `count` increasing positions. The first is its position.
+/// Lists the gaps between `count` increasing positions: differences of neighbours, less one. The first gap is the first
+/// position.
 void list_gaps(const std::uint32_t* positions, std::uint32_t count, std::uint32_t* gaps);
 
-/// The low `width` (0 to 32) bits of each number.
+/// Writes the low `width` (0 to 32) bits of each number.
 void put_fields(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t width, BitWriter& writer);
 
-/// Each number >> shift in unary: zeros, then a one.
+/// Writes each number >> shift in unary: zeros, then a one.
 void put_unary(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t shift, BitWriter& writer);
 
-/// The quotients gap >> kp, those from kEscape on as escapes (docs/wire-format.md §4.1); the latter are appended to
-/// `escaped`, for their tails.
+/// Writes the quotients gap >> kp; quotients from kEscape on are written as escapes (docs/wire-format.md §4.1) and
+/// appended to `escaped`, for their tails.
 void put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer,
                    std::vector<std::uint32_t>& escaped);
 
-/// Magnitudes (ulp_magnitude) of coded words of `element_bytes` bytes, at most 4.
+/// Lists the magnitudes (ulp_magnitude) of coded words of `element_bytes` bytes, at most 4.
 void list_magnitudes(const void* coded, std::uint32_t count, std::size_t element_bytes, std::uint32_t* magnitudes);
 
-/// The low `width` (0 to 31) bits of the magnitude of each coded word.
+/// Write the low `width` (0 to 31) bits of the magnitude of each coded word.
 void put_low_bits(const std::uint8_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer);
 void put_low_bits(const std::uint16_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer);
 void put_low_bits(const std::uint32_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer);
 
-/// Adds to by_width[b] how many numbers have exactly b bits up to their highest one, for b in 0 to 32.
+/// Adds to by_width[b], for b in 0 to 32, the number of numbers with exactly b bits up to their highest one bit.
 void count_widths(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t* by_width);
 
-/// The number of bits of each number up to its highest one, as fields of `field` bits.
+/// Writes the number of bits of each number up to its highest one bit, in fields of `field` bits.
 void put_widths(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t field, BitWriter& writer);
 
-/// bits_below_highest() of each number in unary.
+/// Writes bits_below_highest() of each number in unary.
 void put_unary_tail_widths(const std::uint32_t* numbers, std::uint32_t count, BitWriter& writer);
 
-/// The bits of each number below its highest one.
+/// Writes the bits of each number below its highest one bit.
 void put_tails(const std::uint32_t* numbers, std::uint32_t count, BitWriter& writer);
 
-// The same for magnitudes of elements of 64 bits, which are rare: one at a time.
+// The functions below do the same for magnitudes of elements of 64 bits, one at a time, because they are rare.
 
 inline void list_magnitudes(const void* coded, std::uint32_t count, std::size_t, std::uint64_t* magnitudes) {
   const auto* words = static_cast<const std::uint64_t*>(coded);

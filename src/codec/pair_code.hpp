@@ -32,7 +32,8 @@ SPARSECAST_HD constexpr std::uint8_t halves_from_ordered(std::uint8_t values) {
   return static_cast<std::uint8_t>(values ^ (0x88 | (negative - (negative >> 3))));
 }
 
-/// Returns the coded word of the steps: the smaller the greater of the two, the smaller its magnitude.
+/// Returns the coded word of the steps. The smaller the greater of the two steps is, the smaller is the word's
+/// magnitude.
 SPARSECAST_HD constexpr std::uint8_t compute_pair_code(std::uint8_t steps) {
   const int low = ((steps & 15) ^ 8) - 8;
   const int high = (steps >> 4 ^ 8) - 8;
@@ -91,8 +92,8 @@ inline constexpr std::array<std::uint8_t, 256> kPairCodes =
 inline constexpr std::array<std::uint8_t, 256> kPairSteps =
     byte_table([](std::uint8_t b) { return compute_pair_steps(b); });
 
-/// The two functions above: a host looks the answers up, a device computes them, because a look-up is slow where the
-/// threads of a warp ask for different ones.
+/// Do the same as the two functions above. A host looks the results up; a device computes them, because a look-up is
+/// slow where the threads of a warp need different entries.
 SPARSECAST_HD std::uint8_t pair_code(std::uint8_t steps) {
 #if defined(__CUDA_ARCH__)
   return compute_pair_code(steps);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Offsets of the records (docs/wire-format.md §2), their little-endian fields, and the compression of what they store.
-// Reader and writer share only this.
+// Offsets of the records (docs/wire-format.md §2), their little-endian fields, and the compression of their content.
+// Reader and writer share only this file.
 
 #include <array>
 #include <bit>
@@ -16,7 +16,7 @@
 
 namespace sparsecast {
 
-/// One zstd frame, or nothing when it would not be smaller than `raw`.
+/// Returns one zstd frame, or nothing when it would not be smaller than `raw`.
 Bytes compress_smaller(ConstBytes raw, int level);
 
 /// Decodes exactly `raw_bytes` from one zstd frame; anything else is Error{kCorrupt}. Never produces more.
@@ -74,11 +74,11 @@ inline void require_zero(ConstBytes bytes, const char* what) {
   }
 }
 
-/// Checksum of a TABLE record: of its stored bytes, seeded with the checksum of its fixed fields.
+/// Returns the checksum of a TABLE record: that of its stored bytes, seeded with the checksum of its fixed fields.
 inline std::uint64_t table_checksum(ConstBytes fixed, ConstBytes stored) { return xxh3_64(stored, xxh3_64(fixed)); }
 
 /// Checksum of a FRAME record (docs/wire-format.md §2.3) from its fixed fields, the first 56 bytes, and the sum over
-/// the words of what it stores, which a device adds up in parallel.
+/// the words of its content, which a device adds up in parallel.
 inline std::uint64_t frame_checksum(ConstBytes fixed, const StateDigest& words) {
   const auto sum = std::bit_cast<std::array<std::byte, 16>>(std::array{words.value.lo, words.value.hi});
   return xxh3_64(sum, xxh3_64(fixed));
@@ -91,7 +91,7 @@ inline std::uint64_t frame_checksum(ConstBytes record) {
   return frame_checksum(record.first(kFramePrefix - 8), sum_of_frame_words(record));
 }
 
-/// The fixed fields of a FRAME record but its checksum.
+/// Writes the fixed fields of a FRAME record except its checksum.
 inline void put_frame_fields(Bytes& record, const FrameHeader& fields) {
   put(record, 0, kFrameMagic);
   put(record, 4, static_cast<std::uint32_t>(pad8(kFramePrefix + fields.stored_bytes)));

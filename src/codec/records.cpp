@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Header, table and commit records: packing and parsing (docs/wire-format.md §2.1, §2.2, §2.4); the compression of what
-// table and frame records store.
+// Header, table and commit records: packing and parsing (docs/wire-format.md §2.1, §2.2, §2.4); the compression of the
+// content of table and frame records.
 
 #include <fmt/format.h>
 #include <zstd.h>

@@ -32,8 +32,8 @@ inline void read_unary(BitReader& reader, std::uint32_t count, std::vector<std::
   reader.skip(std::uint64_t{ones[count - 1]} + 1);
 }
 
-/// Reads number, indices and lengths of the exceptions among `count` changes into scratch.list; what is below the
-/// highest bit of each, less than `high_bits` bits, follows in the string. Returns the bits of all that. Throws
+/// Reads number, indices and lengths of the exceptions among `count` changes into scratch.list. The bits below the
+/// highest bit of each exception, fewer than `high_bits`, follow in the string; returns their total number. Throws
 /// Error{kCorrupt}.
 inline std::uint64_t read_exceptions(BitReader& reader, std::uint32_t count, std::uint32_t ke, std::uint32_t high_bits,
                                      ExceptionScratch& scratch) {
@@ -54,7 +54,7 @@ inline std::uint64_t read_exceptions(BitReader& reader, std::uint32_t count, std
     scratch.list[e].index = static_cast<std::uint32_t>(index);
     next = index + 1;
   }
-  // Indices grow, so that the last one tells of all.
+  // Indices increase, so that checking the last one is enough.
   if (next > count) throw Error(ErrorCode::kCorrupt, "an exception lies outside its block");
   read_unary(reader, n, scratch.ones, scratch.zeros.data());
   std::uint64_t tail_bits = 0;

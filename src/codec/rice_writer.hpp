@@ -2,7 +2,7 @@
 #pragma once
 
 // Writing of gaps as Rice codes with escapes (docs/wire-format.md §4.1), and of the exceptions among ulp magnitudes
-// (§4.2): what the position codecs `packed` and `context` have in common.
+// (§4.2): the parts that the position codecs `packed` and `context` share.
 
 #include <cstdint>
 #include <vector>
@@ -14,7 +14,7 @@
 
 namespace sparsecast {
 
-/// docs/wire-format.md §5.2: sets kp and returns the bits of the packed part.
+/// Sets kp and returns the bits of the packed part (docs/wire-format.md §5.2).
 inline std::uint64_t choose_kp(const std::uint32_t* positions, const std::uint32_t* gaps, std::uint32_t count,
                                std::uint32_t& kp) {
   const auto bits_with = [&](std::uint32_t k) {
@@ -31,20 +31,20 @@ inline std::uint64_t choose_kp(const std::uint32_t* positions, const std::uint32
   return bits;
 }
 
-/// The tails of the escaped quotients, in order.
+/// Writes the tails of the escaped quotients, in order.
 inline void put_escaped_tails(const std::vector<std::uint32_t>& escaped, BitWriter& writer) {
   for (const std::uint32_t quotient : escaped) {
     writer.put(quotient - quotient_of_zeros(quotient_zeros(quotient)), quotient_tail_bits(quotient));
   }
 }
 
-/// Rice parameter of the gaps between `count` exceptions, whose indices increase; 0 when there are none.
+/// Returns the Rice parameter of the gaps between `count` exceptions, whose indices increase; 0 when there are none.
 inline std::uint32_t exceptions_parameter(const std::uint32_t* index, std::uint32_t count) {
   return count == 0 ? 0 : rice_parameter(index[count - 1] + 1 - count, count);
 }
 
-/// The exceptions: their number, the gaps between their indices, and high bits, not 0, of each. `gaps` is scratch of
-/// `count` entries.
+/// Writes the exceptions: their number, the gaps between their indices, and the high bits, not 0, of each. `gaps` is
+/// scratch of `count` entries.
 template <class Word>
 void put_exceptions(const std::uint32_t* index, std::uint32_t count, std::uint32_t ke, const Word* high,
                     std::uint32_t* gaps, BitWriter& writer) {

@@ -24,7 +24,7 @@ namespace sparsecast::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// ordered() of bits: those of a float are inverted, all of them or the sign alone.
+/// Returns ordered() of a vector's bits: a float's bits are inverted, all of them or only the sign.
 template <class D, class V>
 HWY_INLINE V Ordered(D d, V bits, V if_negative, V if_positive) {
   using T = hn::TFromD<D>;

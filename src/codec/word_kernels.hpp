@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Coded words (docs/wire-format.md §4.2), vector by vector, also where so many elements changed that reading all of
-// them is faster than gathering the changed ones.
+// Kernels on coded words (docs/wire-format.md §4.2), vector by vector, also for parts in which so many elements changed
+// that reading all of them is faster than gathering the changed ones.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace sparsecast::cpu {
 
-/// Room that code_changed() needs beyond the words that it lists.
+/// Number of words that code_changed() may write beyond the words that it lists.
 inline constexpr std::size_t kCodedSlack = 64;
 inline constexpr std::size_t kBitmapSlack = 8;
 
@@ -23,12 +23,12 @@ std::uint32_t code_changed(const std::byte* current, const std::byte* old, std::
                            std::size_t element_bytes, ValueCodec values, UlpOrder order, void* coded, void* before,
                            void* after, std::byte* bitmap);
 
-/// Bits that elements of `element_bytes` bytes have after their coded words are applied, or with `inverse` undone.
+/// Writes the bits of elements of `element_bytes` bytes after their coded words are applied, or with `inverse` undone.
 void advance_words(const void* before, const void* coded, std::uint32_t count, std::size_t element_bytes,
                    ValueCodec values, UlpOrder order, bool inverse, void* after);
 
-/// Lists those of `count` elements of `element_bytes` bytes, of any alignment, that are set in a bitmap (§4.1). Returns
-/// their number; may write up to kCodedSlack words beyond.
+/// Lists the elements that are set in a bitmap (§4.1), out of `count` elements of `element_bytes` bytes, of any
+/// alignment. Returns their number; may write up to kCodedSlack words beyond.
 std::uint32_t gather_marked(const std::byte* words, const std::byte* bitmap, std::uint32_t count,
                             std::size_t element_bytes, void* out);
 

@@ -32,7 +32,7 @@ void sum_one_by_one(const Hash128& key, std::uint64_t first, std::int64_t index_
   }
 }
 
-/// Adds up such elements, with vector instructions where they lie side by side.
+/// Adds up such elements, with vector instructions where they are contiguous.
 template <class T>
 void sum_run(const Hash128& key, std::uint64_t first, std::int64_t index_step, const std::byte* bits, std::int64_t step,
              std::uint64_t count, DigestSum& sum) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The change of a state digest, summed over changed elements in batches that vector instructions take.
+// The change of a state digest, summed over changed elements in batches for vector instructions.
 
 #include <algorithm>
 #include <cstdint>
@@ -19,13 +19,13 @@ class DigestChanges {
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): the batch is written before it is read.
   explicit DigestChanges(const Hash128& key) : key_(key) {}
 
-  /// Calls write(i, record) for each i in [0, count), which says through record(at, before, after) how the element that
-  /// counts at `at` in the digest changes.
+  /// Calls write(i, record) for each i in [0, count). `write` calls record(at, before, after) to add the change of the
+  /// element whose index in the digest is `at`.
   template <class Write>
   void add_each(std::uint32_t count, Write write) {
     for (std::uint32_t i = 0; i < count;) {
       const std::uint32_t end = std::min(count, i + (kBatch - count_));
-      std::uint32_t slot = count_;  // A copy, which no write can be taken to alter.
+      std::uint32_t slot = count_;  // A local copy, which the compiler knows that no write alters.
       const auto record = [&](std::uint64_t at, T before, T after) {
         counters_[slot] = digest_counter(key_.lo, at);
         before_[slot] = before;
@@ -40,7 +40,8 @@ class DigestChanges {
     add_each(1, [&](std::uint32_t, const auto& record) { record(at, before, after); });
   }
 
-  /// `count` elements, which count at first + offsets[i] in the digest, change from before[i] to after[i].
+  /// Adds the changes of `count` elements from before[i] to after[i]; element i has index first + offsets[i] in the
+  /// digest.
   void add_run(std::uint64_t first, const std::uint32_t* offsets, const T* before, const T* after,
                std::uint32_t count) {
     std::uint32_t i = 0;
@@ -52,7 +53,7 @@ class DigestChanges {
     for (; i < count; ++i) add(first + offsets[i], before[i], after[i]);
   }
 
-  /// Returns the sum of all that was added, and begins anew.
+  /// Returns the sum of all added changes, and resets it to zero.
   DigestSum take() {
     flush();
     return std::exchange(sum_, {});

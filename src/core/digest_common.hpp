@@ -17,8 +17,8 @@ struct DigestSum {
 
 inline constexpr std::uint64_t kDigestStep = 0x9E3779B97F4A7C15ULL;
 
-/// Returns the counter of element `index` of the tensor whose key has low word `key_lo`. That of the next element is
-/// larger by kDigestStep.
+/// Returns the counter of element `index` of the tensor whose key has low word `key_lo`. The counter of the next
+/// element is larger by kDigestStep.
 SPARSECAST_HD std::uint64_t digest_counter(std::uint64_t key_lo, std::uint64_t index) {
   return key_lo + (index + 1) * kDigestStep;
 }
@@ -40,9 +40,9 @@ SPARSECAST_HD std::uint64_t digest_weight(std::uint64_t key_lo, std::uint64_t ke
   return digest_weight(digest_counter(key_lo, index), key_hi);
 }
 
-/// Returns what the weight of an element with storage bits `bits` is multiplied by, a bijection of them: a triangular
-/// number, modulo 2^width. What a step changes in it depends on all bits, not on the step alone: where a delta meets
-/// other bits than those of its base, the digest after it is another.
+/// Returns the digest word of an element with storage bits `bits`, by which its weight is multiplied. The word is a
+/// bijection of the bits: a triangular number, modulo 2^width. How a step changes the word depends on all bits, not on
+/// the step alone, so a delta that is applied to other bits than its base's gives another digest.
 template <class T>
 SPARSECAST_HD std::uint64_t digest_word(T bits) {
   if constexpr (sizeof(T) == 8) {

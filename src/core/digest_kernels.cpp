@@ -38,8 +38,8 @@ HWY_INLINE Vec SwapHalves(Vec a) {
   return hn::BitCast(Tag(), hn::Shuffle2301(hn::BitCast(halves, a)));
 }
 
-/// Both halves of digest_weight() of the elements with these counters, each in the low half of a word; what is above
-/// it has no meaning, and MultiplyLow() does not read it.
+/// Both halves of digest_weight() of the elements with these counters, each in the low half of a word; the upper half
+/// is undefined, and MultiplyLow() does not read it.
 HWY_INLINE void WeightHalves(Vec counters, Vec key_hi, Vec& low, Vec& high) {
   const Tag d;
   const Vec first = hn::Xor3(MultiplyLow(counters, hn::Set(d, kDigestRound1)), counters, key_hi);
@@ -49,15 +49,15 @@ HWY_INLINE void WeightHalves(Vec counters, Vec key_hi, Vec& low, Vec& high) {
   high = hn::Xor(hn::ShiftRight<32>(third), second);
 }
 
-/// Number of elements in a word of memory. What weights are multiplied by (digest_word) is summed in pieces of at most
-/// 16 bits, two pieces at a time.
+/// Number of elements in a word of memory. The factors of the weights (digest_word) are summed in pieces of at most 16
+/// bits, two pieces at a time.
 template <class T>
 constexpr unsigned kEach = 8 / sizeof(T);
 constexpr unsigned kPieceBits = 16;
 template <class T>
 constexpr bool kTwoPieces = sizeof(T) >= 4;
 
-/// Returns u (u + 1) / 2 modulo 2^32 in the low half of each word u of 32 bits; what is above it has no meaning.
+/// Returns u (u + 1) / 2 modulo 2^32 in the low half of each word u of 32 bits; the upper half is undefined.
 HWY_INLINE Vec Triangles(Vec words) { return hn::ShiftRight<1>(hn::Add(MultiplyLow(words, words), words)); }
 
 /// Returns u (u + 1) / 2 modulo 2^16 of the 16-bit numbers u: the product of u and u + 1 after the even one of them is
@@ -69,7 +69,7 @@ HWY_INLINE Vec16 ShortTriangles(Vec16 words) {
 }
 
 /// Returns bits 32 * kHalf to 32 * kHalf + 31 of the digest_word() of an element of 4 or 8 bytes in each word, which
-/// has no other bits; what is above them has no meaning.
+/// has no other bits. The bits above are undefined.
 template <class T, unsigned kHalf>
 HWY_INLINE Vec WordHalves(Vec elements) {
   if constexpr (kHalf == 1) return hn::ShiftRight<32>(elements);
@@ -78,7 +78,7 @@ HWY_INLINE Vec WordHalves(Vec elements) {
   return Triangles(hn::And(sum, hn::Set(Tag(), 0xFFFFFFFFULL)));
 }
 
-/// The two pieces of the low half of each word, in halves of which the upper one has no meaning.
+/// The two pieces of the low half of each word, in words whose upper half is undefined.
 HWY_INLINE Vec LowPieces(Vec halves) { return hn::And(halves, hn::Set(Tag(), (1U << kPieceBits) - 1)); }
 HWY_INLINE Vec HighPieces(Vec halves) {
   return hn::BitCast(Tag(), hn::ShiftRight<kPieceBits>(hn::BitCast(HalfTag(), halves)));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Sums of the state digest over elements that follow one another in memory, and over changes.
+// Sums of the state digest over elements that are contiguous in memory, and over changes.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,22 +10,22 @@
 
 namespace sparsecast::cpu {
 
-/// Adds the digest of the first elements of `element_bytes` bytes at `bits`, at any alignment, at most `count` of them,
-/// and returns how many; the last few are left. The first has the counter `counter`, each other one that is larger by
-/// `counter_step`.
+/// Adds the digest of the first elements, at most `count`, of `element_bytes` bytes at `bits`, at any alignment.
+/// Returns the number of added elements; the last few are left to the caller. The first element has the counter
+/// `counter`; each next one is larger by `counter_step`.
 std::uint64_t sum_elements(std::uint64_t counter, std::uint64_t counter_step, std::uint64_t key_hi,
                            const std::byte* bits, std::uint64_t count, std::size_t element_bytes, DigestSum& sum);
 
-/// Most changes of one call to sum_changes.
+/// Maximum number of changes that one call to sum_changes takes.
 inline constexpr std::uint32_t kMostSummedChanges = 512;
 
 /// Adds the change of the digest when elements of `element_bytes` bytes, which have these counters, change from the
-/// bits in `before` to those in `after`, both aligned. Takes the first of at most kMostSummedChanges of them, and
-/// returns how many; the last few are left.
+/// bits in `before` to those in `after`, both aligned. `count` is at most kMostSummedChanges. Adds the first changes
+/// and returns their number; the last few are left to the caller.
 std::uint32_t sum_changes(const std::uint64_t* counters, std::uint64_t key_hi, const void* before, const void* after,
                           std::uint32_t count, std::size_t element_bytes, DigestSum& sum);
 
-/// The same for elements whose counters are counter + offsets[i] * kDigestStep.
+/// Does the same as sum_changes for elements whose counters are counter + offsets[i] * kDigestStep.
 std::uint32_t sum_changes_at(std::uint64_t counter, const std::uint32_t* offsets, std::uint64_t key_hi,
                              const void* before, const void* after, std::uint32_t count, std::size_t element_bytes,
                              DigestSum& sum);

@@ -21,8 +21,8 @@ inline std::string without_trailing_slashes(std::string path) {
   return path;
 }
 
-/// Returns the one path that the names of a directory lead to (links, "dir/.", "dir/"), so that what lies beside it is
-/// found by each of them. Other paths stay, but for trailing slashes. Throws Error{kUsage} for a link to nothing.
+/// Returns the resolved path of a directory for each of its names (links, "dir/.", "dir/"), so that files next to it
+/// are found by all of them. Other paths only lose trailing slashes. Throws Error{kUsage} for a link to nothing.
 inline std::string settled_path(FileSystem& fs, const std::string& given) {
   std::string path = without_trailing_slashes(given);
   if (fs.is_directory(path)) return fs.resolved(path);
@@ -32,10 +32,10 @@ inline std::string settled_path(FileSystem& fs, const std::string& given) {
   return path;
 }
 
-/// Returns a name beside `path` that nothing has, and no other call of this or another process returns.
+/// Returns an unused name next to `path`, which no other call of this or another process returns.
 std::string temporary_name(FileSystem& fs, const std::string& path);
 
-/// Removes a file, or a directory with its content. Of a symbolic link only the link goes, and nothing behind it.
+/// Removes a file, or a directory with its content. Of a symbolic link only the link is removed, never its target.
 inline void remove_tree(FileSystem& fs, const std::string& path) {
   if (fs.is_directory(path) && !fs.is_link(path)) {
     for (const std::string& name : fs.list(path)) remove_tree(fs, path + "/" + name);
@@ -43,8 +43,8 @@ inline void remove_tree(FileSystem& fs, const std::string& path) {
   fs.remove(path);
 }
 
-/// Copies all of `source` window by window to a new file, and syncs that. `progress` (bytes done, bytes in total) may
-/// be empty.
+/// Copies all of `source` window by window to a new file, and syncs the new file. `progress` (bytes done, bytes in
+/// total) may be empty.
 inline void copy_file(File& source, FileSystem& fs, const std::string& to,
                       const std::function<void(std::uint64_t done, std::uint64_t total)>& progress = nullptr) {
   constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;

@@ -5,11 +5,11 @@
 
 namespace sparsecast {
 
-/// Computes in the default floating-point environment of this thread while it lives: rounds to nearest, keeps
-/// denormals, masks exceptions. The caller's environment comes back afterwards. Callers flush denormals
-/// (`torch.set_flush_denormal`, libraries built with -ffast-math) or round otherwise, and results must not differ by
-/// that. Threads that are started meanwhile may or may not inherit it: each task that computes with floats makes its
-/// own.
+/// Sets the default floating-point environment of this thread while the object exists: rounds to nearest, keeps
+/// denormals, masks exceptions. The destructor restores the caller's environment. Callers may flush denormals
+/// (`torch.set_flush_denormal`, libraries built with -ffast-math) or use another rounding, and results must not depend
+/// on that. Threads started meanwhile may or may not inherit the environment, so each task that computes with floats
+/// makes an object of its own.
 class DefaultFloatEnvironment {
  public:
   DefaultFloatEnvironment() noexcept {

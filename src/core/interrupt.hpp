@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Ends the waits of a thread that has something else to do, a Ctrl-C above all: a program may have the library ask it
-// now and then. All that waits for others asks: sockets, condition variables, pauses between attempts, downloads.
-// The last words of a call that has failed do not ask, so that the other ranks learn why; nor does a destructor.
+// Ends waits early, above all after a Ctrl-C: a program may set a question that the library asks regularly while it
+// waits. All waits for others ask it: sockets, condition variables, pauses between attempts, downloads. The final
+// messages of a failed call do not ask it, so that the other ranks learn the reason; nor do destructors.
 
 #include <algorithm>
 #include <chrono>
@@ -15,13 +15,13 @@ namespace sparsecast {
 /// Longest time between two questions during a wait.
 inline constexpr std::chrono::milliseconds kInterruptInterval{100};
 
-/// Makes `question` the one that is asked, in any thread that waits; null for none. It returns true when the wait is to
-/// end, and is cheap, for it decides itself how often it looks. Once it has returned true it should stay at that until
-/// the call has ended, because parts of the library try again after an error.
+/// Sets the question, which any waiting thread calls; null: none. It returns true when the wait is to end. It must be
+/// cheap: it decides itself how often it really checks. Once it has returned true, it should return true until the call
+/// has ended, because parts of the library retry after an error.
 void ask_during_waits(bool (*question)() noexcept) noexcept;
-/// Asks; false without a question.
+/// Asks the question and returns its answer; false without a question.
 bool interrupted() noexcept;
-/// Throws Error{kPeerFailed} when the wait is to end: what the other ranks hear.
+/// Throws Error{kPeerFailed} when the wait is to end; the other ranks get that error too.
 void check_interrupt();
 
 /// Waits as condition.wait_until(lock, deadline, met) does. Throws Error{kPeerFailed} when the wait is to end.
@@ -39,7 +39,7 @@ bool wait_or_interrupt(std::condition_variable& condition, std::unique_lock<std:
   }
 }
 
-/// Sleeps for that long; returns false, earlier, when the wait is to end.
+/// Sleeps for `time`; returns false, earlier, when the wait is to end.
 bool sleep_or_interrupt(std::chrono::milliseconds time);
 
 }  // namespace sparsecast

@@ -24,7 +24,7 @@ namespace {
   throw Error(ErrorCode::kIo, fmt::format("{} failed: {}", operation, std::strerror(error)), path);
 }
 
-/// Throws Error{kUsage} for what another program takes for something else than a local path: "scheme:/...", "~/..." and
+/// Throws Error{kUsage} for text that other programs do not take for a local path: "scheme:/...", "~/..." and
 /// "$HOME/...". A file or directory of such a name is reached as "./...".
 void require_local(const std::string& path) {
   const bool variable = path.size() > 1 && path[0] == '$' &&
@@ -126,7 +126,7 @@ class PosixFile : public File {
   std::string path_;
 };
 
-/// Says of a link to nothing that it is one.
+/// Throws the error of a failed open; the message says so if `path` is a link to nothing.
 [[noreturn]] void fail_open(const std::string& path, int error) {
   std::error_code no_link;
   const std::filesystem::path target = std::filesystem::read_symlink(path, no_link);

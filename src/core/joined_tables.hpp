@@ -16,20 +16,21 @@ namespace sparsecast {
 /// The tables of delta streams, and the table that joins them. Immutable; copies share the tables.
 class JoinedTables {
  public:
-  /// A single stream: the joined table is its own.
+  /// Makes a single stream; the joined table is its own table.
   JoinedTables(std::shared_ptr<const TensorTable> table);  // NOLINT(google-explicit-constructor)
-  /// A single stream whose table the caller keeps alive.
+  /// Makes a single stream, whose table the caller keeps alive.
   JoinedTables(const TensorTable& table);  // NOLINT(google-explicit-constructor)
-  /// Streams in this order. A name that an earlier stream has already gets " (stream 2)" behind it in the joined table.
-  /// Throws Error{kUsage} over the limits of TensorTable.
+  /// Joins the streams in this order. A name that an earlier stream already has is followed by " (stream 2)" in the
+  /// joined table. Throws Error{kUsage} over the limits of TensorTable.
   explicit JoinedTables(std::vector<std::shared_ptr<const TensorTable>> tables);
 
   std::size_t streams() const noexcept { return tables_.size(); }
   const std::shared_ptr<const TensorTable>& table(std::size_t stream) const { return tables_[stream]; }
-  /// Returns all tensors, those of stream 0 first. Digests of elements are those that the streams' tables give.
+  /// Returns the joined table: the tensors of all streams, stream 0 first. Elements have the same digests as in the
+  /// streams' tables.
   const TensorTable& all() const noexcept { return *all_; }
   const std::shared_ptr<const TensorTable>& shared() const noexcept { return all_; }
-  /// Returns the index in all() of the first tensor of a stream; for stream streams() that is all().size().
+  /// Returns the index in all() of the first tensor of a stream; for `stream` == streams() the result is all().size().
   std::size_t first(std::size_t stream) const { return first_[stream]; }
 
   /// Returns the sum of each stream's digests of tensors, which are parallel to all().

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Memory that the program's own allocator caches (torch keeps what was freed): before an allocation of the library
-// fails for lack of device memory, it has the program return this cache to the device once, and tries again.
+// Memory that the program's own allocator caches (torch keeps freed memory). Before an allocation of the library fails
+// for lack of device memory, the library has the program return this cache to the device once, and tries again.
 
 namespace sparsecast {
 

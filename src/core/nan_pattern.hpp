@@ -11,7 +11,7 @@
 namespace sparsecast {
 
 /// Bit pattern of a format's NaNs. In every format that sparsecast supports, these are the magnitudes above one bound:
-/// that of infinity or, in E4M3, which has no infinity, that of the greatest number.
+/// that of infinity or, in E4M3, which has no infinity, the greatest finite magnitude.
 struct NanPattern {
   std::uint64_t magnitude_bits = 0;            ///< All bits but the sign.
   std::uint64_t greatest = ~std::uint64_t{0};  ///< Magnitudes above this are NaNs; none is in a dtype without NaNs.
@@ -38,7 +38,7 @@ constexpr NanPattern nan_pattern(DType dtype) {
   }
 }
 
-/// `T` is the unsigned word of an element.
+/// Returns whether `bits` are a NaN; `T` is the unsigned word of an element.
 template <class T>
 SPARSECAST_HD bool is_nan_bits(const NanPattern& pattern, T bits) {
   return static_cast<T>(bits & static_cast<T>(pattern.magnitude_bits)) > static_cast<T>(pattern.greatest);

@@ -36,7 +36,7 @@ class Outcome {
     return outcome;
   }
 
-  /// Runs the step, unless one before it has failed.
+  /// Runs the step, unless an earlier step has failed.
   template <class Step>
   void then(const Step& step) {
     if (!ok()) return;

@@ -11,8 +11,8 @@
 namespace sparsecast {
 
 /// Process that made an object with connections or threads. A forked child has a copy of the object, but none of its
-/// threads, and the connections are those of its parent: calls are refused there, and destructors leave alone what
-/// belongs to the parent, or leak what threads were at work on.
+/// threads, and the connections are those of its parent: calls are refused there, and destructors leave the parent's
+/// resources alone, or leak objects that threads were using.
 class ProcessMark {
  public:
   bool is_here() const noexcept { return ::getpid() == process_; }

@@ -30,7 +30,8 @@ struct PackedNumbers {
   std::uint64_t bytes = 1;
 };
 
-/// Returns how numbers of a dtype lie in bytes, where shapes in files count numbers, and those of tables bytes.
+/// Returns how numbers of a dtype are packed into bytes, for dtypes whose shapes count numbers in files and bytes in
+/// tables.
 PackedNumbers packed_numbers(DType dtype) {
   if (dtype == DType::kF4X2) return {2, 1};
   return is_fp6(dtype) ? PackedNumbers{4, 3} : PackedNumbers{};
@@ -65,8 +66,8 @@ constexpr int kMaxDepth = 128;
 
 /// Reads the grammar that the reference reader (safetensors 0.8) takes: an object of objects, `__metadata__` with
 /// strings or null, tensors with dtype, shape and data_offsets; it ignores other fields, and of two equal keys in the
-/// metadata the last holds. Two tensors of one name are refused: it would take the last, and which one is meant is not
-/// known. nlohmann's DOM would hide them and allow any depth; SAX events allow rejecting both.
+/// metadata the last holds. Two tensors of one name are refused: the reference reader would take the last, but the
+/// intended one is unknown. nlohmann's DOM would hide them and allow any depth; SAX events allow rejecting both.
 class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::vector<RawEntry> entries;
@@ -197,7 +198,7 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
   std::set<std::string> names_;
 };
 
-/// Refuses what tables cannot hold.
+/// Refuses names that tables cannot hold.
 void require_name(const std::string& name) {
   constexpr std::size_t kMost = 0xFFFF;
   if (!is_utf8(name)) corrupt("the name is not UTF-8", where(name));
@@ -258,7 +259,7 @@ TensorSpec as_declared(const TensorSpec& spec, const nlohmann::json& dtype) {
 }
 
 void declare_pairs(const std::string& metadata, std::vector<SafetensorsEntry>& entries) {
-  // Without what is nested deeper, which no name of a dtype is.
+  // Drops deeper nested values, which cannot be names of dtypes.
   const auto flat = [](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) { return depth <= 1; };
   const nlohmann::json dtypes = nlohmann::json::parse(metadata, flat, false);
   if (!dtypes.is_object()) corrupt(fmt::format("metadata '{}' is not a JSON object", kDTypesKey));
@@ -269,7 +270,8 @@ void declare_pairs(const std::string& metadata, std::vector<SafetensorsEntry>& e
   }
 }
 
-/// Returns dtype and shape as a header states them. Pairs are what checkpoints of engines have: words, or bytes.
+/// Returns dtype and shape as a header states them. Pairs have the dtypes that engines' checkpoints use: words, or
+/// bytes.
 std::pair<std::string_view, std::vector<std::uint64_t>> type_in_file(const TensorSpec& spec) {
   if (is_fp6(spec.dtype)) {
     const auto [numbers, bytes] = packed_numbers(spec.dtype);

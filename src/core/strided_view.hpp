@@ -2,7 +2,7 @@
 #pragma once
 
 // Maps the elements of a tensor that is a view of larger memory to offsets (shared by host and device), walks over many
-// of them, and splits ranges of them into rectangles.
+// elements, and splits ranges of elements into rectangles.
 
 #include <algorithm>
 #include <cstddef>

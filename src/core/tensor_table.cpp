@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::uint64_t kMaxTotalElements = std::uint64_t{1} << 60;
 
-/// Returns the product of the shape, or nullopt when it is over `limit`. With a zero in the shape it is zero, however
-/// large the others are.
+/// Returns the product of the shape, or nullopt when it is over `limit`. With a zero in the shape the product is zero,
+/// however large the other extents are.
 std::optional<std::uint64_t> checked_product(const std::vector<std::uint64_t>& shape, std::uint64_t limit) {
   std::uint64_t product = 1;
   for (const std::uint64_t dim : shape) {

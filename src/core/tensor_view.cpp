@@ -175,7 +175,7 @@ bool TensorRef::contiguous() const noexcept {
 }
 
 TensorRef ref_to(const TensorSpec& spec, const void* data, int device, std::vector<std::int64_t> strides) {
-  // What is only read stays so: the object that takes the reference says.
+  // Constant memory is never written: the object that takes the reference documents whether it writes.
   auto* const bytes = static_cast<std::byte*>(const_cast<void*>(data));
   return {bytes, spec.dtype, spec.shape, std::move(strides), device};
 }

@@ -28,13 +28,13 @@ bool is_master(const TensorSpec& spec, DType given);
 /// Bytes that device code loads at once where the alignment of all its pointers allows it.
 inline constexpr std::size_t kVectorBytes = 16;
 
-/// Returns how many elements `at` lies behind where a vector of `together` elements may begin.
+/// Returns how many elements `at` lies after the last address at which a vector of `together` elements may begin.
 inline std::uint8_t lead_of(const void* at, std::size_t element_bytes, std::size_t together) {
   return static_cast<std::uint8_t>(reinterpret_cast<std::uintptr_t>(at) / element_bytes % together);
 }
 
-/// Returns how many bytes behind a multiple of kVectorBytes a copy of `live` in elements of `dtype` must lie, so that
-/// device code can compare both by vectors. The copy of fp32 masters is of their cast to bf16.
+/// Returns how many bytes after a multiple of kVectorBytes a copy of `live` in elements of `dtype` must begin, so that
+/// device code can compare both by vectors. A copy of fp32 masters holds their cast to bf16.
 inline std::uint64_t lead_bytes_of(const TensorRef& live, DType dtype) {
   const std::size_t live_bytes = element_size(live.dtype);
   const std::size_t copy_bytes = element_size(dtype);
@@ -81,14 +81,15 @@ void check_refs(const TensorTable& table, const std::vector<TensorRef>& tensors,
 /// Throws Error{kUsage} that names the tensor unless there is one reference for each tensor of the table, each to fp32
 /// masters of a bf16 tensor, or without data.
 void check_cast_masters(const TensorTable& table, const std::vector<TensorRef>& masters);
-/// Throws Error{kUnsupported} that names the tensor, and `what` takes no views, when one with data is not contiguous.
+/// Throws Error{kUnsupported} that names the tensor, and says that `what` takes no views, when a tensor with data is
+/// not contiguous.
 void require_contiguous(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what);
-/// Returns the device of all of them, kHostMemory when there are none. Throws Error{kUsage} unless there is one for
-/// each tensor of the table, and naming the tensor when one is elsewhere; those without data are nowhere.
+/// Returns the device of all tensors, or kHostMemory when there are none; tensors without data do not count. Throws
+/// Error{kUsage} unless there is one for each tensor of the table, and names the tensor when one is elsewhere.
 int common_device(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what);
 
-/// Return the locations of tensors in host memory, checked against the table as by check_refs; those that are written
-/// have no elements that overlap because of a stride of 0. Read tensors may be masters.
+/// Return the locations of tensors in host memory, checked against the table as by check_refs. Tensors that are written
+/// must not have elements that overlap because of a stride of 0. Tensors that are read may be masters.
 std::vector<TensorPlace<std::byte>> place_tensors(const TensorTable& table, const std::vector<TensorRef>& tensors,
                                                   const char* what);
 std::vector<TensorPlace<const std::byte>> place_read_tensors(const TensorTable& table,

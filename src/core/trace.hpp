@@ -2,7 +2,7 @@
 #pragma once
 
 // Ranges for profilers that follow NVTX, in the domain "sparsecast"; docs/tracing.md lists them. Without a profiler a
-// range costs a test of a pointer; in a build without NVTX's headers, nothing.
+// range costs a test of a pointer; in a build without NVTX's headers it costs nothing.
 //
 //     const TraceRange<"encode"> range({.version = header.version});
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Device memory after work that could not be stopped. A collective whose abort does not come back may still read and
-// write what it was given, and cudaFree would wait for it without a deadline. So from then on, for the life of the
-// process, the library frees neither device memory nor pinned memory: all that owns some asks here first.
+// Device memory after work that could not be stopped. A collective whose abort does not return may still read and write
+// its buffers, and cudaFree would wait for it without a deadline. So from then on, for the life of the process, the
+// library frees neither device memory nor pinned memory: every owner of such memory asks here first.
 
 namespace sparsecast {
 
-/// Says that work on a device could not be stopped. Writes one line to stderr when it is said for the first time. Any
-/// thread may call it.
+/// Records that work on a device could not be stopped. Writes one line to stderr at the first call. Any thread may call
+/// it.
 void keep_device_memory() noexcept;
-/// Returns whether that was said: device memory and pinned memory must be left behind in place of being freed.
+/// Returns whether keep_device_memory() was called: device memory and pinned memory must then be leaked, not freed.
 bool device_memory_is_kept() noexcept;
-/// Takes it back, for tests whose devices are stand-ins and whose work has ended.
+/// Undoes keep_device_memory(), for tests whose devices are stand-ins and whose work has ended.
 void free_device_memory_again() noexcept;
 
 }  // namespace sparsecast

@@ -6,7 +6,7 @@
 
 namespace sparsecast {
 
-/// Strict UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
+/// Returns whether text is strict UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
 inline bool is_utf8(std::string_view text) {
   std::size_t i = 0;
   while (i < text.size()) {

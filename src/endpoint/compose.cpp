@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Operations on deltas: compose (u->v, v->w to u->w), recode (u->v with other positions) and invert. All stream: blocks
-// of one section of one tensor are in memory at a time, because no block crosses a section.
+// Operations on deltas: compose (u->v, v->w to u->w), recode (u->v with other positions) and invert. All of them are
+// streaming: only the blocks of one section of one tensor are in memory at a time, because no block crosses a section.
 
 #include <fmt/format.h>
 
@@ -50,7 +50,7 @@ void merge(ValueCodec values, UlpOrder order, const SectionChanges<T>& a, const 
   }
 }
 
-/// `bits` are those before the changes.
+/// `bits` are the bits before the changes.
 template <class T>
 void encode_changes(const SectionChanges<T>& changes, const SectionBits& bits, const TensorSpec& spec,
                     const SectionId& id, const EncodeOptions& options, SectionBlocks& out) {
@@ -99,8 +99,8 @@ EncodeOptions derived_options(EncodeOptions options, const DeltaFile& delta, boo
   return with_positions_decided(options, delta.table(), has_base);
 }
 
-/// write_derived for a delta that is made of one: `rewrite`<T>(cursor, id, spec, blocks) takes the blocks of each of
-/// its sections from the cursor.
+/// Calls write_derived for a delta that is derived from a single one: `rewrite`<T>(cursor, id, spec, blocks) takes the
+/// blocks of each of its sections from the cursor.
 template <class Rewrite>
 CommitRecord write_rewritten(const DeltaFile& delta, const DeltaHeader& header, const StateDigest& result,
                              const EncodeOptions& options, const RecordSink& sink, const Rewrite& rewrite) {
@@ -141,8 +141,8 @@ void require_composable(const DeltaFile& first, const DeltaFile& second) {
 
 bool is_context(const DeltaFile& delta) { return delta.header().positions == PositionMode::kContext; }
 
-/// The base's tensors, when one of the deltas or the result has places that only they tell; throws Error{kUsage}
-/// without them, and Error{kTableMismatch} when they are not those of the table.
+/// Returns the base's tensors when one of the deltas or the result has positions that depend on them. Throws
+/// Error{kUsage} when they are missing, and Error{kTableMismatch} when they do not fit the table.
 std::optional<TensorReader> base_for(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
                                      const std::optional<TensorReader>& base) {
   const bool needed = is_context(first) || is_context(second) || options.positions == PositionMode::kContext;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Sections of a delta file, one after another, decoded: what operations on deltas work on (compose.cpp).
+// Decodes the sections of a delta file, one after another, for the operations on deltas (compose.cpp).
 
 #include <fmt/format.h>
 
@@ -58,7 +58,7 @@ class BlockCursor {
 
   const DeltaFile& file_;
   std::size_t next_frame_ = 0;
-  Bytes record_;  ///< Of `frame_`.
+  Bytes record_;  ///< Bytes of `frame_`.
   std::optional<FrameReader> frame_;
   std::size_t index_ = 0;
 };
@@ -114,7 +114,7 @@ class SectionBits {
   std::uint32_t elements() const {
     return static_cast<std::uint32_t>(bits_.size() / sizeof(T));
   }
-  /// Takes the bits forward by the changes, or back with `inverse`.
+  /// Applies the changes to the bits, or undoes them with `inverse`.
   template <class T>
   void advance(const SectionChanges<T>& changes, ValueCodec values, bool inverse = false) {
     if (!known()) return;
@@ -131,7 +131,7 @@ class SectionBits {
   Bytes bits_;
 };
 
-/// Takes all blocks of section `id`, which are changes of `bits`, from the cursor.
+/// Takes all blocks of section `id` from the cursor. They are changes of `bits`.
 template <class T>
 void collect_section(BlockCursor& cursor, const SectionId& id, const SectionBits& bits, DecodedBlock<T>& decoded,
                      SectionChanges<T>& out) {

@@ -11,7 +11,7 @@ namespace sparsecast {
 
 std::uint64_t most_delta_bytes(std::uint64_t dense_bytes, std::uint64_t tiles) noexcept {
   // No honest delta exceeds the dense bytes by more than 1 %, and a frame holds at least one block. Twice, because a
-  // compressed frame is held beside its decoded body.
+  // compressed frame is held together with its decoded body.
   return 2 * (dense_bytes + dense_bytes / 32 + tiles * 256) + kMinFrameCapacity;
 }
 
@@ -143,7 +143,7 @@ void DeltaStaging::take_commit(ConstBytes record) {
   delta_->commit = commit;
 }
 
-/// Checks that header, commit and frames belong together, once all of them are here.
+/// Checks that header, commit and frames belong together, once all of them have arrived.
 void DeltaStaging::check_complete() {
   if (!delta_ || !delta_->commit || delta_->complete) return;
   const CommitRecord& commit = *delta_->commit;

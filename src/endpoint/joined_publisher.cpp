@@ -78,7 +78,7 @@ void JoinedPublisher::complete(Delta& delta, const StateDigest& result) const {
   delta.commit = pack_commit(delta.result);
 }
 
-/// Fills encoded_ with deltas from `base`, or from the committed version without one. They are not pending yet.
+/// Fills encoded_ with deltas from `base`, or from the committed version without one. The deltas are not pending yet.
 void JoinedPublisher::encode(const Encoded* base, CUevent_st* weights_ready, const Published& published) {
   const std::size_t streams = tables_.streams();
   encoded_ = {};
@@ -120,7 +120,7 @@ void JoinedPublisher::take_frames(Encoded& encoded) {
   encoded.frames_here = true;
 }
 
-/// Puts the aborted deltas before the ones in encoded_.
+/// Composes the aborted deltas with the deltas in encoded_, which follow them.
 void JoinedPublisher::join_aborted() {
   take_frames(encoded_);
   for (std::size_t s = 0; s < encoded_.deltas.size(); ++s) {
@@ -129,7 +129,7 @@ void JoinedPublisher::join_aborted() {
   }
 }
 
-/// Detects and encodes, up to the point where the deltas are complete, wherever their frames are.
+/// Detects and encodes until the deltas are complete, whether their frames are on the host or on the device.
 void JoinedPublisher::start(CUevent_st* weights_ready, const Published& published) {
   if (pending_) {
     throw Error(ErrorCode::kUsage, fmt::format("version {} is still pending: commit or abort it first", last_attempt_));
@@ -139,8 +139,8 @@ void JoinedPublisher::start(CUevent_st* weights_ready, const Published& publishe
                 "an earlier publish failed half-way; make a new publisher and seed it with an anchor");
   }
   backend_->require_usable();
-  if (aborted_) take_frames(*aborted_);  // The next encode needs their place.
-  // Detection refreshes the snapshot, or uses the old bits up, as it goes.
+  if (aborted_) take_frames(*aborted_);  // The next encode reuses the memory of their frames.
+  // Detection refreshes the snapshot, or overwrites the old bits, as it proceeds.
   broken_ = backend_->abilities().refreshes_in_pass || backend_->abilities().consumes_changes;
   encode(aborted_ ? &*aborted_ : nullptr, weights_ready, published);
   if (aborted_) join_aborted();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The publisher of several delta streams that share a detector: one pass detects and encodes all of them. The rules on
-// versions, pending and aborted deltas are the same for one stream, and are here alone; what depends on where the
-// weights are is behind PublisherBackend.
+// The publisher of several delta streams that share a detector: one pass detects and encodes all of them. A publisher
+// of one stream uses the same rules on versions, pending and aborted deltas. Work that depends on the memory of the
+// weights is behind PublisherBackend.
 
 #include <functional>
 #include <memory>
@@ -16,25 +16,25 @@
 
 namespace sparsecast {
 
-/// All streams have the same version at all times: a publish makes one delta of each, with the same version number, and
-/// commit() and abort() are for all. Throws as Publisher does. Not thread-safe.
+/// All streams have the same version at all times: a publish makes one delta of each stream, with the same version
+/// number, and commit() and abort() apply to all streams. Throws as Publisher does. Not thread-safe.
 class JoinedPublisher {
  public:
-  /// `tables` are those of the detector's table, in order. Without base digests, one a stream, reads what receivers
-  /// hold. `options.stream`, unless it is zero, is that of every stream.
+  /// `tables` joins the streams of the detector's table, in order. Without base digests (one a stream), reads the
+  /// receivers' bits to compute them. `options.stream`, unless it is zero, is the identifier of every stream.
   JoinedPublisher(JoinedTables tables, std::unique_ptr<Detector> detector, const PublisherOptions& options,
                   std::vector<StateDigest> base_digests = {});
 
-  /// Called as soon as a stream's delta is complete, in the order of the streams. The delta stays where it is until the
-  /// next publish, also when the pass fails later.
+  /// Called as soon as a stream's delta is complete, in the order of the streams. The delta stays valid until the next
+  /// publish, even when the pass fails later.
   using Published = std::function<void(std::size_t stream, const Delta& delta)>;
   /// Returns the deltas, parallel to the streams, valid until commit or abort. See Publisher::publish.
   const std::vector<Delta>& publish(CUevent_st* weights_ready = nullptr, const Published& published = nullptr);
   /// See Publisher::publish_on_device.
   const std::vector<DeviceDelta>& publish_on_device(CUevent_st* weights_ready = nullptr);
-  /// Returns the pending deltas; without their frames if those are on the device and have not been copied.
+  /// Returns the pending deltas; without frames while the frames are only on the device.
   const std::vector<Delta>& deltas() const noexcept { return encoded_.deltas; }
-  /// Returns what the last publish_on_device() has returned.
+  /// Returns the result of the last publish_on_device().
   const std::vector<DeviceDelta>& on_device_deltas() const noexcept { return encoded_.on_device; }
   /// Copies the frames of the pending deltas to the host, unless they are there.
   void take_frames() { take_frames(encoded_); }
@@ -45,15 +45,15 @@ class JoinedPublisher {
   std::uint64_t version() const noexcept { return version_; }
   const std::vector<StateDigest>& digests() const noexcept { return digests_; }
   bool pending() const noexcept { return pending_; }
-  /// Returns the highest version number that was ever given to a delta; the pending delta's, if there is one.
+  /// Returns the highest version number ever given to a delta: the pending delta's, if one is pending.
   std::uint64_t attempt() const noexcept { return last_attempt_; }
-  /// Returns whether a step failed half-way, so that what the detector holds is not known any more.
+  /// Returns whether a step failed half-way, so that the state of the detector is unknown.
   bool broken() const noexcept { return broken_; }
   bool on_device() const noexcept { return backend_->on_device(); }
   Detector& detector() noexcept { return *detector_; }
 
  private:
-  /// Deltas whose frames are here, on the device, or both.
+  /// Deltas whose frames are on the host, on the device, or both.
   struct Encoded {
     std::vector<Delta> deltas;
     bool frames_here = false;
@@ -73,13 +73,14 @@ class JoinedPublisher {
   std::unique_ptr<Detector> detector_;
   std::unique_ptr<PublisherBackend> backend_;
   PublisherOptions options_;
-  std::uint64_t version_;             ///< Committed.
+  std::uint64_t version_;             ///< The committed version.
   std::uint64_t last_attempt_;        ///< Highest version number ever given to a delta.
-  std::vector<StateDigest> digests_;  ///< Of the committed version.
-  Encoded encoded_;                   ///< Made by the last pass; pending once that is through.
+  std::vector<StateDigest> digests_;  ///< Digests of the committed version.
+  Encoded encoded_;                   ///< Deltas of the last pass; pending once the pass has succeeded.
   bool pending_ = false;
-  std::optional<Encoded> aborted_;  ///< Consumed from the detector, but never committed: joined with the next.
-  bool broken_ = false;             ///< A step failed half-way: what the detector holds is not known any more.
+  /// Deltas that were taken from the detector but never committed; they are joined with the next deltas.
+  std::optional<Encoded> aborted_;
+  bool broken_ = false;  ///< A step failed half-way: the state of the detector is unknown.
 };
 
 }  // namespace sparsecast

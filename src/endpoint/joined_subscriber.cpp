@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Stage, verify, apply, verify. Everything that can be refused is refused while staging (delta_staging.cpp) or by the
-// backend's verification, before the first byte of live state changes; the apply that is left can only fail its proof,
-// and is then undone.
+// backend's verification, before the first byte of live state changes; the apply itself can then only fail the check of
+// its digest, and is undone in that case.
 
 #include "endpoint/joined_subscriber.hpp"
 
@@ -195,7 +195,7 @@ std::vector<ApplyReport> JoinedSubscriber::apply(const ApplyOrder& order) {
   require_ready(order);
   const std::vector<CommitRecord> commits = release();
   const TraceRange<"apply"> range(trace_of(commits, tables_.all()));
-  // Until the proof is through, the state counts as dirty: an exception in between must not leave it looking clean.
+  // Until the digest is verified, the state counts as dirty: an exception in between must not leave it marked clean.
   dirty_ = true;
   Applied applied{backend_->apply(order), version()};
   const std::vector<StateDigest> changes = tables_.sums(applied.changes);
@@ -233,7 +233,7 @@ ApplyReport JoinedSubscriber::apply_nan_masked(const NanMaskedLoader& load, cons
   backend_->discard();
   std::vector<StateDigest> found = tensor_digests_;
   for (std::size_t i = 0; i < prepared.tensors.size();) {
-    // Neighbours at once: on a device each call is a wait.
+    // Reads adjacent tensors in one call: on a device each call waits.
     const std::size_t first = prepared.tensors[i];
     std::size_t count = 0;
     while (i < prepared.tensors.size() && prepared.tensors[i] == first + count) ++i, ++count;

@@ -2,8 +2,8 @@
 #pragma once
 
 // The subscriber of several delta streams whose tensors are in one memory: all of them are verified, applied and rolled
-// back together. The rules are the same for one stream, and are here and in delta_staging.cpp alone; what depends on
-// where the tensors are is behind SubscriberBackend.
+// back together. A subscriber of one stream uses the same rules, which are here and in delta_staging.cpp. Work that
+// depends on the memory of the tensors is behind SubscriberBackend.
 
 #include <memory>
 #include <optional>
@@ -20,36 +20,38 @@ namespace sparsecast {
 class JoinedSubscriber {
  public:
   /// `live` is parallel to the joined table, and in this memory. Reads all of it once, for the digests.
-  /// `options.stream`, unless it is zero, is that of every stream.
+  /// `options.stream`, unless it is zero, is the identifier of every stream.
   JoinedSubscriber(const JoinedTables& tables, std::vector<TensorRef> live, const SubscriberOptions& options,
                    const MemoryBackend& memory);
-  /// In the memory where they are.
+  /// Finds the memory of the tensors itself.
   JoinedSubscriber(const JoinedTables& tables, const std::vector<TensorRef>& live, const SubscriberOptions& options,
                    const DeviceOptions& device = {});
   JoinedSubscriber(const JoinedSubscriber&) = delete;
   JoinedSubscriber& operator=(const JoinedSubscriber&) = delete;
 
-  /// Takes one record of a stream (copied). A header of a stream that is staged already drops all that is staged.
+  /// Takes one record of a stream (copied). A header for a stream that already has one drops everything that is staged.
   void stage(std::size_t stream, ConstBytes record);
   /// Takes all frames of the given streams, whose headers have been staged; see Subscriber::stage_frames.
   void stage_frames(const std::vector<StreamRecords>& frames, CUstream_st* ready);
-  /// See Subscriber::reserve_frames; for the frames of all streams, and `foreign_bytes` of others that come with them.
+  /// See Subscriber::reserve_frames; for the frames of all streams, and `foreign_bytes` bytes of other ranks' frames
+  /// that arrive with them.
   std::byte* reserve_frames(std::uint64_t bytes, std::uint64_t foreign_bytes = 0);
-  /// Returns whether all records of a stream, or of all, are here and belong together.
+  /// Returns whether all records of a stream, or of all streams, have arrived and belong together.
   bool complete(std::size_t stream) const noexcept { return stagings_[stream].complete(); }
   bool complete() const noexcept;
-  /// Verifies what stage() has left unverified, once all streams are complete: on a device by one set of launches.
+  /// Verifies the blocks that stage() has left unverified, once all streams are complete; on a device with one set of
+  /// launches.
   void verify();
   /// Returns whether all streams are complete and verified.
   bool ready() const noexcept { return verified_; }
   void discard() noexcept;
 
-  /// Applies all streams and verifies their digests; reports are parallel to the streams. When any digest is wrong,
-  /// everything is taken back.
+  /// Applies all streams and verifies their digests; reports are parallel to the streams. When any digest is wrong, all
+  /// streams are rolled back.
   std::vector<ApplyReport> apply(const ApplyOrder& order = {});
-  /// For the only stream; see Subscriber.
+  /// Requires a single stream; see Subscriber::apply_nan_masked.
   ApplyReport apply_nan_masked(const NanMaskedLoader& load, const ApplyOrder& order);
-  /// Takes the last apply() back.
+  /// Rolls the last apply() back.
   void undo_last();
   std::uint64_t audit_next();
   void audit();
@@ -63,7 +65,7 @@ class JoinedSubscriber {
   bool dirty() const noexcept { return dirty_; }
 
  private:
-  /// State needed to roll the last apply back, beside what the backend keeps.
+  /// State needed to roll the last apply back, in addition to the backend's own.
   struct Applied {
     std::vector<StateDigest> changes;  ///< Change of each tensor's digest.
     std::uint64_t old_version = 0;
@@ -76,7 +78,7 @@ class JoinedSubscriber {
   void begin(std::size_t stream, ConstBytes record);
   void forget() noexcept;
   std::vector<CommitRecord> release();
-  /// Takes the writes of `changes` back; returns whether all are undone.
+  /// Rolls the writes back, given the digest changes that they made; returns whether all of them are undone.
   bool roll_back(const std::vector<StateDigest>& changes);
   std::string mismatch(std::size_t stream, const CommitRecord& commit, const StateDigest& reached) const;
   std::vector<ApplyReport> accept(const std::vector<CommitRecord>& commits);
@@ -86,7 +88,7 @@ class JoinedSubscriber {
   std::unique_ptr<SubscriberBackend> backend_;
   SubscriberOptions options_;
   std::vector<StateDigest> tensor_digests_;  ///< Parallel to the joined table.
-  std::vector<HeldState> held_;              ///< Parallel to the streams, as is `stagings_`.
+  std::vector<HeldState> held_;              ///< Parallel to the streams, like `stagings_`.
   std::vector<DeltaStaging> stagings_;
   bool verified_ = false;
   bool dirty_ = false;

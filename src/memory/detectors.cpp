@@ -54,7 +54,7 @@ class CompareDetector : public TileDetector {
 
 class FusedCast : public TileDetector {
  public:
-  /// Takes what check_cast has checked.
+  /// Takes tensors that check_cast has checked.
   FusedCast(std::vector<TensorRef> masters, std::vector<TensorRef> bf16)
       : masters_(std::move(masters)), bf16_(std::move(bf16)) {}
 
@@ -150,7 +150,8 @@ struct Runs {
   std::uint32_t first = 0;  ///< Index of the run's first element in the detect() call.
   std::uint32_t count = 0;
 
-  /// Elements of one call: enough that its cost is small compared with the vector work.
+  /// Returns whether the run is contiguous in both memories, and long enough that the cost of a call is small compared
+  /// with the vector work.
   bool vectors() const { return count >= 32 && current_step == 1 && old_step == 1; }
 };
 
@@ -214,7 +215,7 @@ class HostSnapshot : public TileDetector {
     view.refresh = snapshot.view != nullptr ? snapshot.data : snapshot.data + first * size;
     view.old = view.refresh;
     if (masters_[tensor]) {
-      // The parts of a tile are contiguous there.
+      // The parts of a tile are contiguous in `kept`.
       std::byte* const cast = workspace.kept + first % kTileElems * size;
       view.current = cast;
       view.changed = cast_runs(live, snapshot, first, count, cast, workspace.positions);
@@ -297,7 +298,7 @@ class HostSnapshot : public TileDetector {
   std::vector<TensorPlace<std::byte>> snapshot_places_;
 };
 
-/// Returns what receivers get of these tensors now, in memory of its own.
+/// Returns copies of these tensors' current values, as receivers get them.
 Copies copies_of(const TensorTable& table, const std::vector<TensorRef>& live) {
   const auto places = place_read_tensors(table, live, "live", true);
   Copies copies;

@@ -25,7 +25,7 @@ namespace {
 
 struct Task {
   std::uint32_t tensor = 0;
-  std::uint64_t first = 0;     ///< Element; a multiple of kSectionElems.
+  std::uint64_t first = 0;     ///< First element; a multiple of kSectionElems.
   std::uint64_t elements = 0;  ///< At most kSectionElems.
 };
 
@@ -57,11 +57,11 @@ struct Job {
   const EncodeOptions& options;
   bool refresh;
   bool digest;
-  std::uint32_t part;  ///< Elements asked of the detector at a time.
+  std::uint32_t part;  ///< Elements of one detect() call.
 };
 
-/// Tells the builder the old bits of a part of a tile that starts at element `first`. Before `code`, which may refresh
-/// them.
+/// Passes to the builder the old bits of a part of a tile that starts at element `first`. Must run before `code`, which
+/// may refresh them.
 template <class T>
 void add_old_bits(const TileView& view, std::uint64_t first, std::uint32_t count, Worker& worker,
                   SectionBuilder<T>& builder) {
@@ -254,7 +254,7 @@ void encode_streams(const JoinedTables& tables, TileDetector& detector, std::spa
   begin_stream();
   encode_sections_in_order(tables, detector, options, refresh, true,
                            [&](const Task& task, const SectionBlocks& section, std::size_t next) {
-                             end_streams_before(task.tensor);  // Those without elements.
+                             end_streams_before(task.tensor);  // Streams without elements.
                              writer->append(static_cast<std::uint32_t>(task.tensor - tables.first(stream)), section);
                              encoded.digest_change += section.digest_change;
                              end_streams_before(next);

@@ -14,18 +14,18 @@ namespace sparsecast {
 /// Throws Error{kUsage} for options out of range, or when the value codec needs old bits that the detector lacks.
 void check_encode_options(const EncodeOptions& options, bool knows_old);
 
-/// Returns the options with kAuto decided: kContext where the objective asks for it and it can be, by the values, by a
-/// tensor of a floating dtype, and because the encoder has `all_old`, the old bits of every element.
+/// Returns the options with kAuto decided: kContext where the objective asks for it, the values and a tensor's floating
+/// dtype allow it, and `all_old` says that the encoder has the old bits of every element.
 EncodeOptions with_positions_decided(EncodeOptions options, const TensorTable& table, bool all_old);
 
-/// One stream's share of an encode.
+/// Result of an encode for one stream.
 struct EncodedFrames {
   CommitRecord commit;        ///< Without the result digest.
   StateDigest digest_change;  ///< Zero when the detector does not know old bits.
   std::vector<Bytes> frames;  ///< Records in order; empty when they lie on a device.
 };
 
-/// Receives the streams of an encode in order, each as soon as its last frame is made.
+/// Receives the results of an encode in the order of the streams, each as soon as the stream's last frame is made.
 using EncodedStreamSink = std::function<void(std::size_t stream, EncodedFrames&& encoded)>;
 
 /// Detects and encodes all streams in one pass; `headers` are parallel to them. With `refresh`, the detector's snapshot
@@ -33,8 +33,8 @@ using EncodedStreamSink = std::function<void(std::size_t stream, EncodedFrames&&
 void encode_streams(const JoinedTables& tables, TileDetector& detector, std::span<const DeltaHeader> headers,
                     const EncodeOptions& options, bool refresh, const EncodedStreamSink& sink);
 
-/// Does the same for one stream, whose frames go to `sink` in order. With `digest` false, digest_change stays zero (for
-/// measuring the codec alone).
+/// Detects and encodes one stream, whose frames go to `sink` in order. With `digest` false, digest_change stays zero
+/// (for measuring the codec alone).
 EncodedFrames encode_frames(const TensorTable& table, TileDetector& detector, const DeltaHeader& header,
                             const EncodeOptions& options, bool refresh, bool digest, const RecordSink& sink,
                             const std::function<void(std::uint64_t)>& progress = nullptr);

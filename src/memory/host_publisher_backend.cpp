@@ -24,13 +24,13 @@ class HostPublisherBackend final : public PublisherBackend {
   Abilities abilities() const noexcept override {
     const bool keeps_snapshot = !detector_.snapshot().empty();
     return {detector_.knows_old(), keeps_snapshot, detector_.consumes_changes(),
-            // A delta rolls the snapshot back only if it holds all that takes: a `raw` one lacks the old values, a
-            // `context` one the positions. Their snapshot is refreshed at the commit.
+            // Only a delta that holds everything needed can roll the snapshot back: a `raw` delta lacks the old values,
+            // a `context` delta the positions. With these, the snapshot is refreshed at the commit.
             keeps_snapshot && options_.values != ValueCodec::kRaw && options_.positions != PositionMode::kContext};
   }
 
   std::vector<StateDigest> digests() override {
-    // The live weights may have moved on from what receivers hold, which a snapshot knows.
+    // The live weights may differ from the receivers' weights; a snapshot holds the latter.
     std::vector<TensorRef> tensors(detector_.snapshot().begin(), detector_.snapshot().end());
     for (std::size_t t = tensors.size(); t < tables_.all().size(); ++t) tensors.push_back(detector_.current(t));
     return tables_.sums(digest_tensors(tables_.all(), tensors, options_.threads));

@@ -172,7 +172,7 @@ void HostSubscriberBackend::cut_runs() {
   }
 }
 
-/// Applies all runs, remembering what raw blocks replace, or takes them back.
+/// Applies all runs, keeping the bits that raw blocks replace, or rolls them back.
 std::vector<StateDigest> HostSubscriberBackend::run(Direction direction) {
   const TensorTable& table = tables_.all();
   std::vector<StateDigest> changes(table.size());

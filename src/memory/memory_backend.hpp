@@ -2,8 +2,8 @@
 #pragma once
 
 // Interface between the library and the memory of tensors, with two implementations: the host's (host_memory.cpp) and a
-// device's (cuda/backend/device_memory_backend.cpp). Detectors and the backends of publishers and subscribers come from
-// it, and what shards do beside: snapshots and anchors. Records are in host memory with both.
+// device's (cuda/backend/device_memory_backend.cpp). It makes detectors and the backends of publishers and subscribers,
+// and does the work of shards on snapshots and anchors. Records are in host memory with both.
 
 #include <memory>
 #include <vector>
@@ -16,12 +16,12 @@
 
 namespace sparsecast {
 
-/// Memory that MemoryBackend::allocate() has made; null where there is none.
+/// Memory from MemoryBackend::allocate(); null for no memory.
 using Allocation = std::shared_ptr<std::byte>;
 
 /// Box of elements in a contiguous tensor, or in memory that is laid out like it.
 struct MemoryBox {
-  std::uint64_t first = 0;  ///< Element.
+  std::uint64_t first = 0;  ///< Index of the box's first element.
   std::vector<std::uint64_t> extents;
   std::vector<std::int64_t> strides;  ///< In elements.
   std::size_t element_bytes = 0;
@@ -33,7 +33,7 @@ struct MemoryBox {
   }
 };
 
-/// Calls visit(rectangle) for what the box is made of (core/strided_view.hpp), with offsets in the tensor.
+/// Calls visit(rectangle) for each rectangle of the box (core/strided_view.hpp), with offsets in the tensor.
 template <class Visit>
 void for_each_rectangle(const MemoryBox& box, const Visit& visit) {
   const StridedView view = make_strided_view(box.extents, box.strides);
@@ -48,11 +48,11 @@ class RegionReader {
  public:
   virtual ~RegionReader() = default;
   /// Returns elements [first, first + count) of a region, one after another in host memory; `scratch` has room for
-  /// them. They are valid until the next call, and while `scratch` is.
+  /// them. The result is valid until the next call, and no longer than `scratch`.
   virtual const std::byte* read(std::size_t region, std::uint64_t first, std::uint32_t count, std::byte* scratch) = 0;
 };
 
-/// Writes an anchor's blocks to where the regions of a route lie.
+/// Writes an anchor's blocks into the regions of a route.
 class RegionWriter {
  public:
   virtual ~RegionWriter() = default;
@@ -64,8 +64,8 @@ class RegionWriter {
   virtual void finish() = 0;
 };
 
-/// Memory of the host, or of one device; all its work there is on one stream. Detectors and subscribers share that
-/// stream, and may outlive the object.
+/// Memory of the host, or of one device. All work of the object on a device is on one stream. Its detectors and
+/// subscribers share that stream, and may outlive the object.
 class MemoryBackend {
  public:
   MemoryBackend() = default;
@@ -76,12 +76,12 @@ class MemoryBackend {
   /// Returns the device, or kHostMemory.
   virtual int device() const noexcept = 0;
 
-  /// Creates the detector of tensors in this memory; see sparsecast::make_detector, whose rules on places have been
-  /// checked.
+  /// Creates the detector of tensors in this memory; see sparsecast::make_detector. The caller has checked that the
+  /// tensors are in this memory.
   virtual std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
                                                   DetectorOptions options) const = 0;
   /// Creates the backend of a subscriber of tensors in this memory, parallel to the joined table. Throws Error{kUsage}
-  /// when they do not fit it. `threads` are the host's.
+  /// when the tensors do not fit the table. `threads` counts host threads.
   virtual std::unique_ptr<SubscriberBackend> make_subscriber(const JoinedTables& tables, std::vector<TensorRef> live,
                                                              int threads) const = 0;
 
@@ -102,14 +102,14 @@ class MemoryBackend {
 };
 
 std::shared_ptr<MemoryBackend> make_host_memory();
-/// `pinned_copies`: what allocate() returns is pinned host memory, which the device reaches. Throws Error{kUnsupported}
+/// `pinned_copies`: allocate() returns pinned host memory, which the device can access. Throws Error{kUnsupported}
 /// without a device, or in a build without the device backend.
 std::shared_ptr<MemoryBackend> make_device_memory(const DeviceOptions& options, bool pinned_copies);
-/// Returns the memory of tensors at `place`, a device or kHostMemory. Throws as the two above, and Error{kUsage} when
-/// the options name another device, or for pinned copies of the host's.
+/// Returns the memory of tensors at `place`, a device or kHostMemory. Throws as the two functions above, and
+/// Error{kUsage} when the options name another device, or for pinned copies of tensors on the host.
 std::shared_ptr<MemoryBackend> memory_at(int place, DeviceOptions options, bool pinned_copies = false);
 
-/// Returns the device of all tensors (common_device); of an empty table, that of the options, or kHostMemory.
+/// Returns the device of all tensors (common_device); for an empty table, the device of the options, or kHostMemory.
 int place_of(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what,
              const DeviceOptions& options);
 /// Returns a reader of regions that lie in host memory, with the rules of MemoryBackend::make_reader.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Changed elements of a part of a tile, as a detector found them, to positions within a block and coded words; the
-// snapshot is refreshed and the digest summed on the way.
+// Turns the changed elements that a detector found in a part of a tile into positions within a block and coded words.
+// Refreshes the snapshot and sums the digest in the same pass.
 
 #include <algorithm>
 #include <cstdint>
@@ -18,13 +18,13 @@
 namespace sparsecast {
 
 struct TileContext {
-  std::uint64_t first = 0;  ///< Element of the tensor at which the view starts.
-  std::uint32_t base = 0;   ///< Added to positions within the view: those within the block.
+  std::uint64_t first = 0;  ///< Index in the tensor of the view's first element.
+  std::uint32_t base = 0;   ///< Added to positions within the view to get positions within the block.
   const DigestIndex* index = nullptr;
   UlpOrder order = UlpOrder::kInteger;
 };
 
-/// Elements that follow one another in all memory, and in the digest.
+/// Elements that are contiguous in live memory, in the snapshot, and in the digest.
 class FlatElements {
  public:
   FlatElements(const TileView& view, const TileContext& tile)
@@ -50,7 +50,7 @@ class StridedElements {
  public:
   StridedElements(const TileView& view, const TileContext& tile)
       : current_(view.current),
-        // A pointer without a view is that of the tile's part.
+        // Without a view, the pointer points to the first element of this part of the tile.
         current_first_(view.current_view != nullptr ? tile.first : 0),
         old_first_(view.old_view != nullptr ? tile.first : 0),
         first_(tile.first),
@@ -106,8 +106,8 @@ void code_elements(const TileView& view, const TileContext& tile, Elements eleme
   }
 }
 
-/// The same for the `elements` contiguous elements of the view, of which so many changed that all are read. Returns
-/// whether it has written which ones to `bitmap`.
+/// Codes the `elements` contiguous elements of the view in the same way, for a part in which so many changed that
+/// reading all of them is faster. Returns whether it has written the bitmap of changes to `bitmap`.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
 bool code_dense_elements(const TileView& view, const TileContext& tile, std::uint32_t elements,
                          const std::uint32_t* found, T* coded, std::byte* bitmap, DigestChanges<T>& digest) {
@@ -139,11 +139,11 @@ bool code_dense_elements(const TileView& view, const TileContext& tile, std::uin
   return complete;
 }
 
-/// With one change in so many elements, or more, reading all of them is faster.
+/// With one change in this many elements, or more changes, reading all elements is faster.
 constexpr std::uint32_t kDenseOneIn = 16;
 
 /// Codes the changes of a part of a tile, `elements` long. Writes their positions in the block and their coded words.
-/// Returns whether it has written a bitmap of the part, too.
+/// Returns whether it has also written a bitmap of the part.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
 bool code_changes(const TileView& view, const TileContext& tile, std::uint32_t elements, const std::uint32_t* found,
                   std::uint32_t* positions, T* coded, std::byte* bitmap, DigestChanges<T>& digest) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// An anchor is a delta of raw values in which every element is named; its blocks are dense, so it costs what the bytes
-// cost. Each record is a broadcast of its own, and a route ends with its commit record:
+// An anchor is a delta of raw values in which every element is named; its blocks are dense, so its size is that of the
+// elements. Each record is a broadcast of its own, and a route ends with its commit record:
 //
 //     for each transfer of the plan:   for each of its routes:   HEADER, FRAME*, COMMIT
 
@@ -42,7 +42,7 @@ class WholeTensorDetector final : public TileDetector {
   RegionReader& reader_;
 };
 
-/// One route of an anchor on its way into the places of this rank, of which there may be none.
+/// Writes one route of an anchor into the destinations of this rank, if it has any.
 class RouteWriter {
  public:
   /// Creates the writer of a route; `memory` is null on a rank that receives nothing.
@@ -113,7 +113,7 @@ void make_records(const TensorTable& table, RegionReader& held, std::uint64_t ve
   EncodeOptions encode = options;
   encode.values = ValueCodec::kRaw;
   encode.positions = PositionMode::kAuto;
-  encode.threads = 1;  // A section at a time: it is as large as its elements.
+  encode.threads = 1;  // One section at a time, because a dense section is as large as its elements.
   WholeTensorDetector detector(table, held);
   DeltaHeader header = make_header(table, encode, {}, version, version, {});
   deliver(pack_header(header));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Each rank digests its copies, and says one sum of hashes for all of them. Copy i of n adds hash(digest, i) and
+// Each rank digests its copies, and sends one sum of hashes for all of them. Copy i of n adds hash(digest, i) and
 // subtracts hash(digest, i + 1 modulo n), so that the sum over all ranks is zero when the copies are equal. When it is
-// not, the same is asked of half of the boxes, again and again, until one is left: a message has 16 bytes.
+// not, the ranks repeat this for half of the boxes until a single box is left. A message has 16 bytes.
 
 #include "sharded/copies.hpp"
 
@@ -50,7 +50,7 @@ class CopyBatch {
 
   bool full() const { return cast_bytes_ >= kMostCastBytes || refs_.size() >= kMostCopies; }
 
-  /// Returns the digest of each copy in their order, and forgets them.
+  /// Returns the digest of each copy in order, and removes all copies from the batch.
   std::vector<StateDigest> digest() {
     if (refs_.empty()) return {};
     const std::size_t count = refs_.size();
@@ -68,7 +68,7 @@ class CopyBatch {
   static constexpr std::uint64_t kMostCastBytes = std::uint64_t{256} << 20;
   static constexpr std::size_t kMostCopies = std::size_t{1} << 16;
 
-  /// Puts the cast of a master in its place.
+  /// Replaces a reference to a master by a reference to its cast.
   void cast(TensorRef& ref, DType dtype) {
     const std::size_t size = element_size(dtype);
     std::uint64_t elements = 1;

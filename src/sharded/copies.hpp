@@ -6,10 +6,10 @@
 
 namespace sparsecast {
 
-/// Compares what the trainer holds more than once (fanout/copies.hpp), as engines would get it; reads all of that.
-/// Collective over a world that is connected; `trainer` is the memory of a trainer's rank, null elsewhere, and
-/// `threads` are the host's. Without copies nothing is read or said. Throws Error{kDigestMismatch} on all ranks, which
-/// names the tensor, the box and the ranks of the first copies that differ.
+/// Compares the elements that the trainer holds more than once (fanout/copies.hpp), in the form that engines get; reads
+/// all of these copies. Collective over a connected world. `trainer` is the memory of a trainer's rank, null on other
+/// ranks; `threads` counts host threads. Without copies nothing is read or sent. Throws Error{kDigestMismatch} on all
+/// ranks, which names the tensor, the box and the ranks of the first copies that differ.
 void compare_copies(SyncWorld& world, const ShardMemory* trainer, int threads, Deadline deadline);
 
 }  // namespace sparsecast

@@ -75,8 +75,7 @@ void EngineMember::apply(ShardedReport& report) {
   for (const ApplyReport& applied : routes_.subscriber->apply()) report.applied += applied.changed;
 }
 
-/// Commits the attempt, or rolls it back if it was applied. What cannot be rolled back leaves the rank without a
-/// version.
+/// Commits the attempt, or rolls it back if it was applied. A rank that cannot roll back has no version afterwards.
 void EngineMember::settle(bool committed) {
   if (routes_.subscriber) {
     JoinedSubscriber& subscriber = *routes_.subscriber;

@@ -4,14 +4,14 @@
 // transfers of the plan, and every engine's digests in the votes; trainer rank 0 decides.
 //
 // Whatever fails before the decision: publishers abort, subscribers undo, v-1 stands everywhere, and the group is
-// broken until the next regroup. A rank that has given its vote for v and does not hear the decision is in doubt: it
-// keeps what it needs to go either way, and the next regroup settles it by the coordinator's word. Every attempt has a
-// number of its own, the same in all routes.
+// broken until the next regroup. A rank that has voted for v and does not receive the decision is in doubt: it keeps
+// the data to commit or to roll back, and the next regroup settles the attempt by the coordinator's decision. Every
+// attempt has a number of its own, the same in all routes.
 //
 // A regroup: meet -> settle doubts -> plan, agreed on -> groups -> the trainer's copies are compared -> anchors for
 // engines without a version -> every destination compares its digest with its source's -> votes -> decision. Whether
-// the new plan is in force (which ranks know what receivers hold) may be in doubt in the same way, and is settled in
-// the same way.
+// the new plan is in force (it says which ranks know the receivers' bits) may be in doubt in the same way, and is
+// settled in the same way.
 
 #include "sharded/group_sync.hpp"
 
@@ -106,14 +106,15 @@ void ShardedGroup::connect(const Roles& roles, const GroupOpener& open, Deadline
   if (roles.publisher != nullptr) roles.publisher->adopt();
 }
 
-/// Compares what ranks of the trainer hold as copies of one another. Nothing has been written to an engine before.
+/// Compares the elements that ranks of the trainer hold as copies of one another, before anything is written to an
+/// engine.
 void ShardedGroup::compare_copies(const Roles& roles, Deadline deadline) {
   const ShardMemory* const trainer = roles.publisher != nullptr ? &roles.publisher->snapshot().memory() : nullptr;
   const int threads = trainer != nullptr ? roles.publisher->encode_options().threads : 1;
   sparsecast::compare_copies(world_, trainer, threads, deadline);
 }
 
-/// Seeds engines that hold nothing yet by a plan of their own. Its sources are those of the current plan, because only
+/// Seeds engines that hold no version yet, by a separate plan. Its sources are those of the current plan, because only
 /// they have a base.
 void ShardedGroup::seed(const Roles& roles, const GroupOpener& open, Deadline deadline) {
   const std::unique_ptr<FanoutPlan> plan = world_.plan_of_anchor(deadline);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A regroup and a sync, from the side of one rank: a trainer's, an engine's, or one that is both.
+// A regroup and a sync, from the side of one rank: a trainer rank, an engine rank, or a rank that is both.
 
 #include <functional>
 #include <memory>
@@ -17,8 +17,8 @@
 
 namespace sparsecast {
 
-// Seeding (anchor.cpp): the committed version, whole, to engines that hold nothing yet. Every frame is broadcast as
-// soon as it is made, and written as soon as it has come, so that neither side keeps more than a few.
+// Seeding (anchor.cpp) sends the whole committed version to engines that hold no version yet. Every frame is broadcast
+// as soon as it is made, and written as soon as it has arrived, so that neither side keeps more than a few frames.
 
 /// Roles of a rank in the exchange of an anchor: it may send, receive, both, or neither (an idle member of a group).
 struct AnchorRoles {
@@ -26,14 +26,15 @@ struct AnchorRoles {
   ShardMemory* receives = nullptr;  ///< The engine's local tensors.
 };
 
-/// Collective: the rank's region in all transfers of the wire's plan, in their order. What is written has been verified
-/// by the frames' checksums only; what it adds up to is for the digest afterwards. A failure leaves it half-written.
+/// Collective: takes part with the rank's regions in all transfers of the wire's plan, in their order. Written bytes
+/// have been verified by the frames' checksums only; the digest afterwards verifies the whole. A failure leaves the
+/// memory half-written.
 void exchange_anchor(GroupTransports& wire, const AnchorRoles& roles, std::uint64_t version,
                      const EncodeOptions& options, Deadline deadline);
 
 class ShardedGroup;
 
-/// A member's place in a group. The two members of a rank that is trainer and engine share the group.
+/// A member's reference to its group. The two members of a rank that is both trainer and engine share the group.
 class GroupPlace {
  public:
   /// Returns whether this is the process in which the member was made, and not one forked from it.
@@ -42,7 +43,7 @@ class GroupPlace {
   /// Throws Error{kUsage} before the first regroup, Error{kPeerFailed} after one that failed.
   ShardedGroup& group() const;
   void join(std::shared_ptr<ShardedGroup> group) noexcept { group_ = std::move(group); }
-  /// Leaves the group; the next call has to be a regroup. `regroups`: it has begun.
+  /// Leaves the group; the next call has to be a regroup. `regroups`: that regroup has begun.
   void leave(bool regroups = false) noexcept {
     group_.reset();
     left_ = regroups;
@@ -64,12 +65,12 @@ class EngineMember {
   RankInfo rank_info() const;
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
 
-  /// Learns the decision that was in doubt from the coordinator, after a regroup.
+  /// Applies the decision of the coordinator that this rank had not received, after a regroup.
   void on_regrouped(const Meeting& meeting, int world_rank);
   ShardMemory& memory() const noexcept { return *memory_; }
-  /// Makes its routes of the plan, and reads what they hold.
+  /// Makes this rank's routes of the plan, and reads their elements for the digests.
   void build(const FanoutPlan& plan, int world_rank, const Meeting& meeting);
-  /// Throws Error{kWrongBase} unless every destination holds what its route starts from.
+  /// Throws Error{kWrongBase} unless every destination has the digest that its route starts from.
   void check_bases(const Transfer& transfer, const std::vector<Bytes>& records, const std::string& source);
   /// Records that this engine holds the committed version, which the digests have verified.
   void accept_base() noexcept {
@@ -83,7 +84,7 @@ class EngineMember {
   StateDigest digest() const { return routes_.digest(); }
   /// Commits or rolls back the attempt.
   void settle(bool committed);
-  /// Marks the attempt as in doubt, because this rank has not heard the decision.
+  /// Marks the attempt as in doubt, because this rank has not received the decision.
   void mark_in_doubt() noexcept { in_doubt_ = true; }
   /// Returns the attempt in doubt; 0: none.
   std::uint64_t in_doubt() const noexcept { return in_doubt_ ? last_attempt_ : 0; }
@@ -106,13 +107,13 @@ class EngineMember {
   std::shared_ptr<ShardMemory> memory_;
   ShardedOptions options_;
   std::uint64_t version_;
-  std::uint64_t last_attempt_;  ///< The one that is applied, if there is doubt.
-  bool in_doubt_ = false;       ///< It is applied, and the decision was not heard.
+  std::uint64_t last_attempt_;  ///< Number of the last attempt; while in doubt, the applied version.
+  bool in_doubt_ = false;       ///< The last attempt is applied, and the decision was not received.
   bool needs_anchor_;
   DestinationRoutes routes_;
 
  public:
-  GroupPlace place;  ///< Last, so that the group ends before what it works on.
+  GroupPlace place;  ///< Last, so that the group ends before the members that it uses.
 };
 
 /// State of a trainer rank that outlives its groups.
@@ -122,19 +123,19 @@ class TrainerMember {
   TrainerMember(std::shared_ptr<const Layout> layout, std::size_t rank, std::shared_ptr<ShardMemory> memory,
                 ShardedOptions options);
 
-  /// Throws Error{kDirty} when the snapshot is not known any more.
+  /// Throws Error{kDirty} when the content of the snapshot is unknown.
   RankInfo rank_info() const;
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
   const std::shared_ptr<const Layout>& next_layout() const noexcept { return next_layout_; }
 
-  /// Learns the decision that was in doubt from the coordinator, after a regroup.
+  /// Applies the decision of the coordinator that this rank had not received, after a regroup.
   void on_regrouped(const Meeting& meeting);
-  /// Makes its routes of the plan.
+  /// Makes this rank's routes of the plan.
   void build(const FanoutPlan& plan, int world_rank);
   ShardSnapshot& snapshot() noexcept { return snapshot_; }
   const EncodeOptions& encode_options() const noexcept { return options_.encode; }
-  /// Proposes the layout that the new plan has marked (mark_bases). adopt() puts the plan in force, forget_plan() drops
-  /// it; until then this rank reports both layouts.
+  /// Proposes the layout that the new plan implies (mark_bases). adopt() puts the plan in force, forget_plan() drops
+  /// it. Until then this rank reports both layouts.
   void propose(std::shared_ptr<const Layout> marked) { next_layout_ = std::move(marked); }
   void adopt();
   void forget_plan() { next_layout_.reset(); }
@@ -146,14 +147,14 @@ class TrainerMember {
 
   const SourceRoutes& routes() const noexcept { return routes_; }
   void begin_attempt() noexcept { ++last_attempt_; }
-  /// Checks what was published, and fills `report` with the changes found in each tensor, over all routes, when
+  /// Checks the published deltas, and fills `report` with the changes found in each tensor, over all routes, when
   /// options.report_tensors is set.
   void describe(const FanoutPlan& plan, ShardedReport& report);
   /// Returns the digests of this rank's routes after the current attempt, for the vote.
   std::vector<StateDigest> result_digests(const FanoutPlan& plan) const;
   /// Commits or rolls back the attempt.
   void settle(bool committed);
-  /// Marks the attempt as in doubt, because this rank has not heard the decision.
+  /// Marks the attempt as in doubt, because this rank has not received the decision.
   void mark_in_doubt() noexcept { in_doubt_ = true; }
 
   std::uint64_t version() const noexcept { return version_; }
@@ -162,19 +163,19 @@ class TrainerMember {
 
  private:
   std::shared_ptr<const Layout> layout_;  ///< Layout with the bases of the plan in force.
-  /// Layout of a plan whose decision this rank has not heard; null without one.
+  /// Layout of a proposed plan whose decision this rank has not received; null: none.
   std::shared_ptr<const Layout> next_layout_;
   std::size_t rank_;
   ShardedOptions options_;
   ShardSnapshot snapshot_;
   std::uint64_t version_;
-  std::uint64_t last_attempt_;  ///< Number of the last attempt, which is that of the pending deltas if there are any.
-  bool in_doubt_ = false;       ///< They are pending for want of the decision.
-  bool snapshot_lost_ = false;  ///< A commit or an abort failed half-way through the snapshot.
+  std::uint64_t last_attempt_;  ///< Number of the last attempt, and of the pending deltas if there are any.
+  bool in_doubt_ = false;       ///< Deltas are pending because the decision was not received.
+  bool snapshot_lost_ = false;  ///< A commit or an abort failed while it updated the snapshot.
   SourceRoutes routes_;
 
  public:
-  GroupPlace place;  ///< Last, so that the group ends before what it works on.
+  GroupPlace place;  ///< Last, so that the group ends before the members that it uses.
 };
 
 /// Roles of a rank; at least one pointer is not null.
@@ -186,10 +187,11 @@ struct Roles {
 /// One group of trainer and engines, on one rank.
 class ShardedGroup {
  public:
-  /// Collective; see ShardedPublisher::regroup. The members leave their group, and join the new one when it stands.
+  /// Collective; see ShardedPublisher::regroup. The members leave their group, and join the new group once it is
+  /// formed.
   static void form(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
                    std::chrono::milliseconds timeout);
-  /// As form(), for a group of its own.
+  /// Forms the group as form() does, without joining the members to it.
   ShardedGroup(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
                std::chrono::milliseconds timeout);
   ~ShardedGroup();
@@ -214,8 +216,8 @@ class ShardedGroup {
 
   SyncWorld world_;
   std::vector<SyncTransfer> transfers_;
-  bool broken_ = false;              ///< Also while a sync is under way.
-  std::unique_ptr<Attempt> staged_;  ///< Between the two halves of one.
+  bool broken_ = false;              ///< Also true while a sync is under way.
+  std::unique_ptr<Attempt> staged_;  ///< The attempt between the two halves of a sync.
 };
 
 }  // namespace sparsecast

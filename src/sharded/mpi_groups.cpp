@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The groups of a plan as MPI communicators. MPI makes a communicator of a group only by a call that waits for all of
-// its members; so the ranks first tell one another, with a deadline, that they are here and about to make it.
+// its members; so the ranks first notify one another, with a deadline, that they are about to make it.
 
 #include "sparsecast/mpi_transport.hpp"
 #include "sparsecast/sharded.hpp"

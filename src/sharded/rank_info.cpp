@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Everybody says who he is, and hears of all in one message; then the layouts travel, each once, from the first rank
-// that has it; then all see the same groups, and what is wrong with them.
+// Every rank sends its roles, and gets those of all ranks in one message. Then each layout is sent once, by the first
+// rank that has it. Then all ranks derive the same groups, and find the same errors in them.
 
 #include "sharded/rank_info.hpp"
 
@@ -19,7 +19,7 @@ namespace sparsecast {
 
 namespace {
 
-/// A layout of 1000 ranks with 10^5 shards takes some hundred kilobytes.
+/// A layout of 1000 ranks with 10^5 shards takes a few hundred kilobytes.
 constexpr std::uint64_t kMostLayoutBytes = std::uint64_t{1} << 28;
 
 std::string describe(const RankInfo& rank_info) {
@@ -76,7 +76,7 @@ std::vector<GroupMembers> find_groups(const std::vector<Attendant>& all) {
   return groups;
 }
 
-/// Returns the bytes of one provider on every rank; they travel in pieces that the control channel takes.
+/// Returns the bytes of one provider on every rank; they are sent in pieces that fit the control channel.
 Bytes collect(ControlChannel& world, int provider, std::uint64_t size, ConstBytes own, Deadline deadline) {
   Bytes out;
   const std::uint64_t piece = std::max<std::uint64_t>(world.max_blob_bytes(), 1);
@@ -113,7 +113,7 @@ std::map<Role, Bytes> pack_layouts(std::vector<RankInfo>& own, const Layouts& la
   return packed;
 }
 
-/// Returns the layout of each participant; a layout that several share travels once.
+/// Returns the layout of each participant; a layout that several participants share is sent once.
 Layouts exchange_layouts(ControlChannel& world, const std::vector<GroupMembers>& groups, const Layouts& known,
                          const std::map<Role, Bytes>& packed, Deadline deadline) {
   Layouts layouts;
@@ -235,10 +235,10 @@ namespace {
 
 constexpr int kFormat = 1;
 
-/// Ranks that follow one another in the world, and whose numbers in each role do so too.
+/// Consecutive ranks of the world, whose rank numbers in each role are consecutive too.
 struct Run {
   std::uint64_t ranks = 1;
-  std::vector<RankInfo> roles;  ///< Of the first of them.
+  std::vector<RankInfo> roles;  ///< Roles of the first rank.
 };
 
 Hash128 hash_from(const nlohmann::json& words) {

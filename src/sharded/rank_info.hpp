@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The ranks of a trainer and its engines find out who they are: the first thing of every regroup.
+// Exchange of roles between the ranks of a trainer and its engines: the first step of every regroup.
 
 #include <cstdint>
 #include <memory>
@@ -15,19 +15,20 @@ namespace sparsecast {
 
 enum class Role : std::uint8_t { kTrainer, kEngine };
 
-/// Message of a rank about itself in one role; all ranks get to know it by the first collective of meet().
+/// Message of a rank about itself in one role; the first collective of meet() sends it to all ranks.
 struct RankInfo {
   Role role = Role::kEngine;
-  std::string group;  ///< The engine's name; "trainer".
+  std::string group;  ///< Name of the engine, or "trainer".
   std::uint32_t rank = 0;
-  Hash128 layout;                  ///< Its hash; the group's is its rank 0's.
-  Hash128 next_layout;             ///< Hash of the layout that replaces it if rank 0 has it already; zero: none.
+  Hash128 layout;  ///< Hash of the layout. Rank 0's counts for its group.
+  /// Hash of the next layout, which replaces `layout` if rank 0 of the group has adopted it already; zero: none.
+  Hash128 next_layout;
   std::uint64_t layout_bytes = 0;  ///< Size of the serialized layout; set by meet() on rank 0.
-  std::uint64_t version = 0;       ///< Verified by this rank.
-  std::uint64_t in_doubt = 0;      ///< A version that it has consented to without hearing the decision; 0: none.
-  std::uint64_t last_attempt = 0;  ///< The highest number that it knows of.
+  std::uint64_t version = 0;       ///< Version that this rank has verified.
+  std::uint64_t in_doubt = 0;      ///< Version that it voted for without receiving the decision; 0: none.
+  std::uint64_t last_attempt = 0;  ///< The highest attempt number that it knows of.
   bool needs_anchor = false;
-  PlanOptions plan;  ///< Counts on the trainer's rank 0.
+  PlanOptions plan;  ///< Used only from the trainer's rank 0.
 
   /// Sets the hashes of the layouts; `next` may be null.
   void set_layouts(const Layout& current, const Layout* next);
@@ -35,13 +36,13 @@ struct RankInfo {
 
 /// Encodes the roles of a rank, one or two.
 Bytes pack_roles(const std::vector<RankInfo>& roles);
-/// Decodes what pack_roles has encoded. Throws Error{kCorrupt} that names the peer, or Error{kGroupMismatch} for
-/// another version of the format.
+/// Decodes the output of pack_roles. Throws Error{kCorrupt} that names the peer, or Error{kGroupMismatch} for another
+/// version of the format.
 std::vector<RankInfo> parse_roles(ConstBytes bytes, const std::string& peer);
-/// Joins the messages of all ranks, in their order, into one. Consecutive ranks that differ in nothing but their rank
-/// numbers, which go up by one, are said once, so its size grows with the number of groups. Throws as parse_roles does.
+/// Joins the messages of all ranks, in their order, into one. Consecutive ranks that differ only in their rank numbers,
+/// which go up by one, are stored once, so the size grows with the number of groups. Throws as parse_roles does.
 Bytes join_roles(const std::vector<Bytes>& packed);
-/// Returns the roles of each of `ranks` ranks from what join_roles has made. Throws as parse_roles does.
+/// Returns the roles of each of `ranks` ranks from the output of join_roles. Throws as parse_roles does.
 std::vector<std::vector<RankInfo>> parse_joined_roles(ConstBytes bytes, std::size_t ranks, const std::string& peer);
 
 /// Participant of the regroup, the trainer or an engine.
@@ -55,9 +56,9 @@ struct Meeting {
   MeetingParticipant trainer;
   std::vector<MeetingParticipant> engines;  ///< In order of their first rank in the world.
   PlanOptions plan;
-  int coordinator = 0;             ///< SyncWorld rank of the trainer's rank 0: its decisions stand.
-  std::uint64_t version = 0;       ///< The last one that the coordinator has committed.
-  std::uint64_t last_attempt = 0;  ///< No delta of this world has had a higher number.
+  int coordinator = 0;             ///< World rank of the trainer's rank 0, which decides.
+  std::uint64_t version = 0;       ///< The last version that the coordinator has committed.
+  std::uint64_t last_attempt = 0;  ///< The highest number of any delta in this world.
   std::vector<std::string> names;  ///< Display name of each world rank.
 
   /// Returns whether the engine of this rank needs an anchor.
@@ -66,10 +67,10 @@ struct Meeting {
   const std::string& name_of(int world_rank) const { return names[static_cast<std::size_t>(world_rank)]; }
 };
 
-/// Collective over `world`. `layouts` are those that this rank has: of its roles, and their next ones; so that they
-/// need not be parsed. Layouts that groups share travel once. Throws Error{kGroupMismatch} that names who: groups with
-/// missing, double or differing ranks, no trainer, a trainer rank without the committed version; and what the channel
-/// throws.
+/// Collective over `world`. `layouts` are the layouts that this rank already has, the current and the next ones of its
+/// roles, so that it need not parse them. Layouts that groups share are sent once. Throws Error{kGroupMismatch} that
+/// names the ranks concerned: groups with missing, double or differing ranks, no trainer, a trainer rank without the
+/// committed version. Also throws the errors of the channel.
 Meeting meet(ControlChannel& world, std::vector<RankInfo> own,
              const std::vector<std::shared_ptr<const Layout>>& layouts, Deadline deadline);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A rank's own routes: each an ordinary delta stream, with one publisher for all that the rank sends, and one
-// subscriber for all that it receives.
+// A rank's own routes. Each is an ordinary delta stream; one publisher has all routes that the rank sends, and one
+// subscriber all routes that it receives.
 
 #include <memory>
 #include <vector>
@@ -17,7 +17,7 @@ struct SourceRoutes {
   std::vector<std::uint32_t> numbers;          ///< By stream: the route's number in the plan.
   std::unique_ptr<JoinedPublisher> publisher;  ///< Null on a rank that sends nothing.
 
-  /// Returns the stream of a route, which must be one of these.
+  /// Returns the stream of a route, which must be one that this rank sends.
   std::size_t stream_of(std::uint32_t route) const;
   std::vector<StateDigest> base_digests() const;
 };
@@ -25,7 +25,7 @@ struct SourceRoutes {
 /// A place of a route in this rank's memory.
 struct OwnDestination {
   std::uint32_t route = 0;
-  bool counted = false;  ///< It adds the route's digest to its engine's.
+  bool counted = false;  ///< The place adds the route's digest to its engine's.
 };
 
 /// Routes that a rank receives: the delta streams of one subscriber, one for each place, in ascending order of routes.
@@ -50,8 +50,8 @@ SourceRoutes make_source_routes(const FanoutPlan& plan, int rank, ShardSnapshot&
 DestinationRoutes make_destination_routes(const FanoutPlan& plan, int rank, ShardMemory& memory,
                                           const SubscriberOptions& options);
 
-/// Returns the digests that a source contributes to the vote: one per engine of the plan, then that of all tensors.
-/// `of_streams` is parallel to the streams of `routes`.
+/// Returns the digests that a source contributes to the vote: one per engine of the plan, then the digest of all
+/// tensors. `of_streams` is parallel to the streams of `routes`.
 std::vector<StateDigest> source_digests(const FanoutPlan& plan, const SourceRoutes& routes,
                                         const std::vector<StateDigest>& of_streams);
 

@@ -50,7 +50,7 @@ std::shared_ptr<ShardMemory> make_shard_memory(const Layout& layout, std::size_t
     }
     dtypes.push_back(tensor.dtype);
   }
-  // cudaStreamPerThread, which CUDA's headers have as a cast that no constant can be made of.
+  // cudaStreamPerThread. CUDA's headers define it as a cast, which cannot be a constant expression.
   if (place != kHostMemory && device.stream == reinterpret_cast<CUstream_st*>(std::uintptr_t{2})) {
     throw Error(ErrorCode::kUsage, "cudaStreamPerThread is another stream on each of the threads that a sync has",
                 fmt::format("rank {}: DeviceOptions::stream", rank));

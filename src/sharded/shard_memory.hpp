@@ -39,17 +39,17 @@ class ShardMemory {
   ShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, std::shared_ptr<MemoryBackend> memory)
       : local_(std::move(local)), dtypes_(std::move(dtypes)), memory_(std::move(memory)) {}
 
-  /// Returns the rank's local tensors: of the layout's dtypes, or fp32 masters of its bf16.
+  /// Returns the rank's local tensors: of the layout's dtypes, or fp32 masters where the layout has bf16.
   const std::vector<TensorRef>& local() const noexcept { return local_; }
-  /// Returns the dtype of what receivers hold of a local tensor.
+  /// Returns the dtype in which receivers hold a local tensor.
   DType wire_dtype(std::size_t local) const { return dtypes_[local]; }
   bool is_master(std::size_t local) const { return local_[local].dtype != dtypes_[local]; }
-  /// Returns the bytes that receivers hold of a local tensor.
+  /// Returns the size in bytes of a local tensor in the dtype that receivers hold.
   std::uint64_t wire_bytes(std::size_t local) const;
   MemoryBackend& memory() const noexcept { return *memory_; }
 
-  /// Whether an anchor has written here since the last version that was verified, be it a single byte. May be asked in
-  /// any thread.
+  /// Returns whether an anchor has written to this memory, even a single byte, since the last verified version. May be
+  /// called in any thread.
   bool anchor_begun() const noexcept { return anchor_begun_; }
   void begin_anchor() noexcept { anchor_begun_ = true; }
   void end_anchor() noexcept { anchor_begun_ = false; }
@@ -67,15 +67,16 @@ class ShardMemory {
 
  private:
   std::vector<TensorRef> local_;
-  std::vector<DType> dtypes_;  ///< Parallel to them, by the layout.
+  std::vector<DType> dtypes_;  ///< Dtypes of the layout, parallel to `local_`.
   std::shared_ptr<MemoryBackend> memory_;
   std::atomic<bool> anchor_begun_ = false;
 };
 
-/// Creates the memory of a rank's local tensors, parallel to its layout. `masters`: they may be fp32 where the layout
-/// says bf16. Throws Error{kUsage} that names the tensor when they do not fit the rank of the layout, or when their
-/// stream differs between threads, and Error{kUnsupported} for a device without the device backend. `pinned_snapshot`:
-/// copies are in pinned host memory, which the device reaches; Error{kUsage} for tensors of the host.
+/// Creates the memory of a rank's local tensors, parallel to its layout. `masters`: tensors may be fp32 where the
+/// layout has bf16. Throws Error{kUsage} that names the tensor when they do not fit the rank of the layout, or when
+/// their stream differs between threads, and Error{kUnsupported} for a device without the device backend.
+/// `pinned_snapshot`: copies are in pinned host memory, which the device can access; Error{kUsage} for tensors of the
+/// host.
 std::shared_ptr<ShardMemory> make_shard_memory(const Layout& layout, std::size_t rank, std::vector<TensorRef> local,
                                                bool masters, const DeviceOptions& device = {},
                                                bool pinned_snapshot = false);

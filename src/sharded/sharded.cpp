@@ -29,7 +29,7 @@ ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::si
 }
 ShardedPublisher::~ShardedPublisher() {
   if (state_ && !state_->member.place.is_here())
-    state_.release();  // A thread of the parent may have been at work on it.
+    state_.release();  // Leaked, because a thread of the parent may have been using it.
 }
 ShardedPublisher::ShardedPublisher(ShardedPublisher&&) noexcept = default;
 ShardedPublisher& ShardedPublisher::operator=(ShardedPublisher&&) noexcept = default;

@@ -82,7 +82,8 @@ Allocation ShardSnapshot::allocate_copy(std::uint32_t local) const {
   return {all, all.get() + lead};
 }
 
-/// Takes what of the region the layer does not hold: from another layer that does, or as the rank's tensor has it now.
+/// Fills in the parts of the region that the layer does not hold: from another layer that holds them, or from the
+/// current values of the rank's tensor.
 void ShardSnapshot::take(std::size_t layer, const FanoutPlan& plan, const Region& region, const RegionView& view) {
   const TensorSpec& spec = plan.table()[region.tensor];
   const std::size_t size = element_size(spec.dtype);
@@ -122,8 +123,7 @@ void ShardSnapshot::cover(const FanoutPlan& plan, int rank) {
   }
 }
 
-/// Regions that were sent before and are not sent any more go stale from here on: if they are sent again, they are read
-/// anew.
+/// Regions that are no longer sent become stale from here on. If they are sent again, they are read again.
 void ShardSnapshot::adopt() {
   for (SnapshotLayer& layer : layers_) layer.sent = layer.covered;
 }
@@ -140,7 +140,7 @@ std::vector<TensorRef> ShardSnapshot::held(const FanoutPlan& plan, std::size_t r
   });
 }
 
-/// Returns a reference to a copy of what receivers hold of a local tensor.
+/// Returns a reference to a copy of a local tensor, as receivers hold it.
 TensorRef ShardSnapshot::copy_at(std::uint32_t local, std::byte* data) const {
   TensorRef copy;
   copy.data = data;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Copy of what receivers hold of a trainer rank's shards: its local tensors, or the cast of those that are masters. It
-// is kept from plan to plan.
+// Copy of the bits that receivers hold of a trainer rank's shards: of its local tensors, or of their casts where they
+// are masters. The copy is kept from plan to plan.
 
 #include <map>
 #include <memory>
@@ -18,26 +18,27 @@ namespace sparsecast {
 /// Returns a without b: at most two boxes per dimension, disjoint.
 std::vector<Box> subtract(const Box& a, const Box& b);
 
-/// Routes detect and refresh one after another, so each needs old bits of its own: where a rank sends an element in
-/// several routes (engines of different cuts may have their own), there are several copies of it, in layers.
+/// Routes detect and refresh one after another, so each route needs its own old bits. Where a rank sends an element in
+/// several routes (engines with different cuts may have separate routes), the snapshot has several copies of the
+/// element, in layers.
 class ShardSnapshot {
  public:
-  /// Copies lie where memory->allocate() puts them.
+  /// Copies are made in memory of memory->allocate().
   explicit ShardSnapshot(std::shared_ptr<ShardMemory> memory) : memory_(std::move(memory)) {}
 
-  /// Prepares the snapshot for the routes that `rank` (of the world) sends under `plan`. Regions that it sends already
-  /// stay as they are; of new regions, the current bytes are taken for what receivers hold. Local tensors of which
-  /// nothing is sent take no memory.
+  /// Prepares the snapshot for the routes that `rank` (of the world) sends under `plan`. Regions that the rank sends
+  /// already stay as they are. For new regions, receivers are assumed to hold the current bytes. Local tensors without
+  /// sent elements take no memory.
   void cover(const FanoutPlan& plan, int rank);
-  /// Puts the plan of the last cover() in force. Until then the plan before it is, and nothing of it is lost.
+  /// Puts the plan of the last cover() in force. Until then the previous plan is in force, and its data is kept.
   void adopt();
 
   /// Returns views of the regions of a route of the covered plan: in the rank's tensors (live) and in the snapshot
   /// (held).
   std::vector<TensorRef> live(const FanoutPlan& plan, std::size_t route) const;
   std::vector<TensorRef> held(const FanoutPlan& plan, std::size_t route) const;
-  /// Returns views of the held regions of a route of an anchor's plan, which sends nothing that the covered plan does
-  /// not. Regions that no layer holds alone are put together in `scratch`.
+  /// Returns views of the held regions of a route of an anchor's plan, which sends only elements that the covered plan
+  /// sends. Regions that no single layer holds are assembled in `scratch`.
   std::vector<TensorRef> held_for_anchor(const FanoutPlan& plan, std::size_t route, std::vector<Allocation>& scratch);
 
   ShardMemory& memory() const noexcept { return *memory_; }

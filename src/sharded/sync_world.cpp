@@ -34,7 +34,7 @@ GroupTransports::GroupTransports(ControlChannel& world, const FanoutPlan& plan, 
 
 namespace {
 
-/// Returns the most bytes that the frames of a transfer may take, by what the plan says of its routes.
+/// Returns the maximum bytes of a transfer's frames, derived from the plan's routes.
 std::uint64_t most_bytes(const FanoutPlan& plan, const Transfer& transfer) {
   std::uint64_t most = 0;
   for (const std::uint32_t number : transfer.routes) {
@@ -95,8 +95,8 @@ namespace {
 
 /// The plans that ranks made, as far as they differ.
 struct PlanHashes {
-  Hash128 first;                 ///< Of world rank 0.
-  std::int64_t other_rank = -1;  ///< First rank with another one, or -1.
+  Hash128 first;                 ///< Hash of world rank 0's plan.
+  std::int64_t other_rank = -1;  ///< First rank with another hash, or -1.
 };
 
 PlanHashes compare_hashes(const Meeting& meeting, const std::vector<Bytes>& hashes) {
@@ -154,7 +154,7 @@ std::unique_ptr<FanoutPlan> SyncWorld::plan_of_anchor(Deadline deadline) {
 
 namespace {
 
-/// Adds up the promised digests of all votes: one sum per engine, then that of all tensors.
+/// Adds up the promised digests of all votes: one sum per engine, then the sum for all tensors.
 std::vector<StateDigest> add_promises(const Meeting& meeting, const std::vector<Vote>& votes) {
   std::vector<StateDigest> total(meeting.engines.size() + 1);
   for (const int r : meeting.trainer.participant.ranks) {
@@ -168,8 +168,8 @@ std::vector<StateDigest> add_promises(const Meeting& meeting, const std::vector<
   return total;
 }
 
-/// Returns the digest of all tensors. Throws Error{kCorrupt} for a vote that has not a digest for each engine, and
-/// Error{kDigestMismatch} that names each engine whose parts do not add up to what the trainer says.
+/// Returns the digest of all tensors. Throws Error{kCorrupt} for a vote without a digest for each engine, and
+/// Error{kDigestMismatch} that names each engine whose parts do not add up to the trainer's digest.
 StateDigest add_up(const Meeting& meeting, const std::vector<Vote>& votes) {
   const std::vector<StateDigest> promised = add_promises(meeting, votes);
   std::string differing;
@@ -203,7 +203,7 @@ int own_group(const FanoutPlan& plan, std::uint32_t round, int rank) {
   return found == groups.end() ? -1 : static_cast<int>(found - groups.begin());
 }
 
-/// Opens the groups round by round; split(color) makes the rank's one, or null.
+/// Opens the groups round by round; split(color) makes the channel of the rank's group, or null.
 template <class Split>
 std::vector<std::unique_ptr<Transport>> split_by_round(const FanoutPlan& plan, int rank, const Split& split) {
   std::vector<std::unique_ptr<Transport>> open(plan.groups().size());

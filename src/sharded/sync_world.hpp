@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One group of ranks after a regroup: who is in it, the plan, and the open groups.
+// One group of ranks after a regroup: its members, the plan, and the open channels of the plan's groups.
 
 #include <functional>
 #include <memory>
@@ -19,13 +19,13 @@ namespace sparsecast {
 /// Function that opens the NCCL communicator of the whole world.
 using NcclWorldOpener = std::function<std::unique_ptr<NcclTransport>(std::shared_ptr<ControlChannel>, Deadline)>;
 
-/// Returns open_nccl_groups over the communicator of the world that `open_world` opens; tests open a fake.
+/// Returns the opener of open_nccl_groups over the world's communicator that `open_world` opens; tests open a fake.
 GroupOpener split_nccl_groups(NcclWorldOpener open_world);
 
 /// Open transports of the groups of one plan that this rank is in.
 class GroupTransports {
  public:
-  /// Collective over `world`. `plan` outlives the wire.
+  /// Collective over `world`. `plan` must outlive the object.
   GroupTransports(ControlChannel& world, const FanoutPlan& plan, const GroupOpener& open, Deadline deadline);
 
   const FanoutPlan& plan() const noexcept { return plan_; }
@@ -33,7 +33,7 @@ class GroupTransports {
   /// Returns the transfers that this rank takes part in, in the agreed order.
   const std::vector<const Transfer*>& transfers() const noexcept { return transfers_; }
   bool is_source(const Transfer& transfer) const noexcept { return transfer.source == rank_; }
-  /// Returns the same transfers for a sync; `meeting` names their sources. Their routes have no streams yet.
+  /// Returns these transfers in the form for a sync; `meeting` names their sources. Their routes have no streams yet.
   std::vector<SyncTransfer> sync_transfers(const Meeting& meeting) const;
   /// Runs one broadcast of the transfer's group, from its source.
   void broadcast(const Transfer& transfer, std::vector<Bytes>& records, Deadline deadline);
@@ -47,8 +47,8 @@ class GroupTransports {
   std::vector<const Transfer*> transfers_;
 };
 
-/// Returns the ranks of a meeting as those that vote over `control`: their digests must add up for every engine. Both
-/// arguments outlive it. Without a channel, votes can only be counted.
+/// Returns the ranks of a meeting as voters over `control`; their digests must add up for every engine. Both arguments
+/// must outlive the result. Without a channel, votes can only be counted.
 Voters voters_of(const Meeting& meeting, ControlChannel* control = nullptr);
 
 class SyncWorld {
@@ -69,8 +69,8 @@ class SyncWorld {
   /// Returns the trainer's layout once the plan is in force (mark_bases); made by the first call.
   const std::shared_ptr<const Layout>& marked_layout();
 
-  /// Returns the plan that seeds the engines that hold nothing yet, from the ranks that send under the current plan;
-  /// all ranks have agreed on it. Null when every engine has a version.
+  /// Returns the plan that seeds the engines that hold no version yet, from the ranks that send under the current plan.
+  /// All ranks have agreed on this plan. Null when every engine has a version.
   std::unique_ptr<FanoutPlan> plan_of_anchor(Deadline deadline);
 
   Voters voters() { return voters_of(meeting_, control_.get()); }

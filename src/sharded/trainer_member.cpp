@@ -77,7 +77,7 @@ void TrainerMember::describe(const FanoutPlan& plan, ShardedReport& report) {
   }
   if (!options_.report_tensors) return;
   routes_.publisher->take_frames();
-  std::map<std::uint32_t, SentTensor> tensors;  // By the plan's tensor.
+  std::map<std::uint32_t, SentTensor> tensors;  // By index of the tensor in the plan.
   for (std::size_t i = 0; i < routes_.numbers.size(); ++i) {
     const std::vector<Region>& regions = plan.routes()[routes_.numbers[i]].regions;
     for (const Region& region : regions) {

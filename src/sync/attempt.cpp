@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// One sync: every rank ends at version v, or every rank stays at v-1 and says why. A rank may send, receive, or both,
-// and does then both columns.
+// One sync: every rank ends at version v, or every rank stays at v-1 and says why. A rank may send, receive, or both; a
+// rank that does both follows both columns.
 //
 //     rank that sends                                 rank that receives
 //     publish                                          idle(v-1)
@@ -13,15 +13,15 @@
 //        |------- decision of the coordinator -----------------------------------------------|
 //     commit: idle, base v                            idle(v)
 //
-// A source that cannot publish sends nothing in its transfers and votes against, so that nobody waits for it in vain.
-// After an error the failing rank throws its own, the others kPeerFailed that names it and its words.
+// A source that cannot publish sends nothing in its transfers and votes against, so that no rank waits for it in vain.
+// After an error the failing rank throws its own error; the others throw kPeerFailed with its name and message.
 //
 // Where a rank is when its deadline passes decides what is known:
 //   - before the votes have all come: it has not heard that all are for v, so nobody can have committed; roll back.
 //   - after that, before the decision: in doubt. No protocol can exclude this (the last message may be the lost one).
 // The coordinator decides alone and is never in doubt: a decision that it has reached stands even if it cannot be
-// delivered. Receivers should not be given a shorter timeout than it, or they fall into doubt needlessly. Every attempt
-// has a number of its own, so what was rolled back or left in doubt is never taken for its successor.
+// delivered. Receivers should not have a shorter timeout than the coordinator, or they are in doubt needlessly. Every
+// attempt has a number of its own, so what was rolled back or left in doubt is never taken for its successor.
 
 #include "sync/attempt.hpp"
 

@@ -24,7 +24,7 @@ struct StreamPrefix {
   std::uint32_t zero = 0;
 };
 
-/// Gives the frames of the stream their places behind those of the streams before.
+/// Assigns offsets to the frames of the stream, after the frames of earlier streams.
 void place(StreamHead& stream, std::uint64_t& end) {
   for (const std::uint32_t size : stream.sizes) {
     stream.offsets.push_back((end + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment);
@@ -160,7 +160,7 @@ const std::byte* range_of_frames(const FrameHead& head, std::span<const DeviceDe
     for (std::size_t f = 0; f < deltas[s]->frames.size(); ++f) {
       const std::byte* const d_record = deltas[s]->frames[f].d_record;
       const std::uint64_t offset = head.streams[s].offsets[f];
-      if (d_range == nullptr) d_range = d_record;  // The first one has offset 0.
+      if (d_range == nullptr) d_range = d_record;  // The first frame has offset 0.
       if (d_record != d_range + offset) return nullptr;
     }
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What receivers must know of the frames of one transfer between devices, before the frames themselves: for each stream
-// in it the header, the commit record, and the frames' sizes. The frames of all streams lie in one range of bytes, in
-// this order, each at a multiple of kFrameAlignment. Fields are little-endian:
+// The head of a transfer between devices, which receivers get before its frames. For each stream of the transfer it has
+// the header, the commit record, and the frames' sizes. The frames of all streams lie in one range of bytes, in this
+// order, each at a multiple of kFrameAlignment. Fields are little-endian:
 //
 //     streams u32 | 0 u32 | for each stream:
 //         header bytes u32 | commit bytes u32 | frames u32 | 0 u32
@@ -19,7 +19,7 @@
 
 namespace sparsecast {
 
-/// Sizes of the frames of one stream, and where each begins in the range.
+/// Sizes of the frames of one stream, and the offset of each in the range.
 struct StreamHead {
   Bytes header;
   Bytes commit;
@@ -34,22 +34,22 @@ struct FrameHead {
   std::vector<StreamHead> streams;
   std::uint64_t bytes = 0;  ///< Length of the range.
 
-  /// Append a stream, and give its frames their places.
+  /// Append a stream, and assign offsets to its frames.
   void add(const DeviceDelta& delta);
   void add(const Delta& delta);
   Bytes pack() const;
 };
 
-/// Returns the bytes that the head of so many streams is expected to have, a multiple of 8: those of one frame a
-/// stream, and of 64 more.
+/// Returns the expected size in bytes of the head of `streams` streams, a multiple of 8: that of one frame a stream and
+/// 64 more frames.
 std::size_t expected_head_bytes(std::size_t streams);
 
 /// Parses a head that came from a peer. `range_bytes`: length of the range that was announced with it. Throws
 /// Error{kCorrupt} unless every length holds. Header and commit records are not parsed.
 FrameHead parse_frame_head(ConstBytes head, std::uint64_t range_bytes);
 
-/// Returns the memory in which the frames of these deltas, which are all of the head, already lie as in its range, or
-/// null.
+/// Returns the memory that already holds the frames of these deltas, which are all of the head, laid out as in the
+/// head's range; null if there is no such memory.
 const std::byte* range_of_frames(const FrameHead& head, std::span<const DeviceDelta* const> deltas);
 
 }  // namespace sparsecast

@@ -29,7 +29,7 @@ bool FrameRound::is_for(const std::vector<SyncTransfer>& transfers) {
 FrameRound::FrameRound(const std::vector<SyncTransfer>& transfers, const SyncEnds& ends)
     : transfers_(transfers), ends_(ends), received_(transfers.size()) {
   if (ends.subscriber == nullptr) return;
-  // Own frames and those of others are staged together, so they have to come to the same memory.
+  // Own frames and received frames are staged together, so they must be in the same memory.
   on_device_ = ends.subscriber->on_device() && (ends.publisher == nullptr || ends.publisher->on_device());
   for (std::size_t t = 0; t < received_.size(); ++t) received_[t].wanted = transfers[t].wanted();
 }
@@ -127,7 +127,7 @@ void FrameRound::receive_on_host(std::size_t t, FrameTransfer& transfer) {
   }
 }
 
-/// Makes room on the device for the transfers that have routes of this rank; all of a transfer comes.
+/// Makes room on the device for the transfers that have routes of this rank; a transfer is received whole.
 void FrameRound::reserve_on_device(std::vector<FrameTransfer>& round) {
   std::uint64_t own = 0;
   std::uint64_t all = 0;
@@ -169,14 +169,14 @@ std::uint64_t FrameRound::own_bytes(std::size_t t) const {
   return own;
 }
 
-/// Counts what comes in a transfer of another rank.
+/// Counts the bytes that arrive in a transfer of another rank.
 void FrameRound::count(std::size_t t, const FrameTransfer& arrived) {
   const std::uint64_t own = own_bytes(t);
   report_.received_bytes += own;
   report_.foreign_bytes += arrived.head.size() + arrived.bytes - std::min(own, arrived.head.size() + arrived.bytes);
 }
 
-/// Finds out what comes, and makes room for it.
+/// Determines the sizes of what arrives, and makes room for it.
 void FrameRound::prepare(std::vector<FrameTransfer>& round) {
   for (std::size_t t = 0; t < round.size(); ++t) {
     if (transfers_[t].own) {

@@ -3,8 +3,8 @@
 
 // The transfers of a sync over NCCL groups, as one rank takes part in them: all of them in one round
 // (nccl_transport.hpp), heads first, then frames. Frames stay in the memory in which they were made until they are
-// applied; the host sees headers, commit records and sizes. What the rank sends is encoded in one pass before the
-// round, and what it receives is verified in one pass after it.
+// applied; the host sees headers, commit records and sizes. Deltas that the rank sends are encoded in one pass before
+// the round, and deltas that it receives are verified in one pass after it.
 
 #include <vector>
 
@@ -16,21 +16,21 @@ namespace sparsecast {
 
 class FrameRound {
  public:
-  /// Returns whether all channels are NCCL's, so that there is a round; false without transfers.
+  /// Returns whether all channels are NCCL channels, so that a round can be used; false without transfers.
   static bool is_for(const std::vector<SyncTransfer>& transfers);
 
   /// All arguments outlive the round.
   FrameRound(const std::vector<SyncTransfer>& transfers, const SyncEnds& ends);
-  /// All of it; see run_transfers. Throws what the transport throws.
+  /// Runs the whole round; see run_transfers. Throws the errors of the transport.
   TransferReport run(Deadline deadline);
 
  private:
-  /// What this rank receives, or has itself, of a transfer.
+  /// The frames of a transfer that this rank receives, or has itself.
   struct Received {
     FrameHead head;
-    bool wanted = false;                              ///< It has a route of this rank.
-    std::vector<std::vector<Bytes>> frames;           ///< By stream of the head, when they come to host memory.
-    std::vector<std::vector<DeviceRecord>> d_frames;  ///< The same when they stay on the device.
+    bool wanted = false;                              ///< The transfer has a route of this rank.
+    std::vector<std::vector<Bytes>> frames;           ///< Frames by stream of the head, when received in host memory.
+    std::vector<std::vector<DeviceRecord>> d_frames;  ///< Frames by stream, when they stay on the device.
   };
 
   void publish();

@@ -4,8 +4,9 @@
 //
 // A receiver that already holds v with exactly the promised digest votes for it and applies nothing: a duplicate. A
 // receiver in doubt rolls back and reports; it never claims v. If the source had decided for v, the next delta starts
-// from v: this receiver refuses it with kVersionGap, no rank applies it, and the rank joins again by an anchor (or by
-// receiving v once more). If the source had not, all are at v-1 and the next sync is an ordinary one.
+// from v: this receiver refuses that delta with kVersionGap, no rank applies it, and the receiver joins again by an
+// anchor (or by receiving v once more). If the source had not decided for v, all ranks are at v-1 and the next sync is
+// an ordinary one.
 
 #include <fmt/format.h>
 
@@ -20,7 +21,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-/// What both ends do alike. A rank has one route, as its only stream.
+/// The part of an attempt that both ends share. A rank has one route, as its only stream.
 class FlatAttempt : public SyncAttempt {
  public:
   FlatAttempt(Transport& transport, int source) : transport_(transport) {
@@ -93,7 +94,7 @@ class ReceiverAttempt final : public FlatAttempt {
     apply_seconds = watch.total();
     applied_ = true;
   }
-  /// Throws the error of the rollback, which is worse than what led to it.
+  /// If the rollback fails, throws its error in place of the one that led to it, because it is worse.
   void settle(bool committed) override {
     if (committed) return;
     subscriber_.discard();
@@ -109,7 +110,7 @@ class ReceiverAttempt final : public FlatAttempt {
 
   std::uint64_t changed = 0;
   double apply_seconds = 0;
-  std::uint64_t rolled_back = 0;  ///< The version that was applied; 0: none was.
+  std::uint64_t rolled_back = 0;  ///< The version that was applied and rolled back; 0: none.
 
  private:
   JoinedSubscriber& subscriber_;

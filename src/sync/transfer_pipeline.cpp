@@ -103,7 +103,8 @@ std::size_t own_routes(const std::vector<SyncTransfer>& transfers) {
   return routes;
 }
 
-/// Returns the room for the pass that publishes: none where the first transfer takes all that it makes.
+/// Returns the queue size for the publishing pass: inline where the first transfer takes all routes that the pass
+/// publishes.
 std::size_t room_for_pass(const std::vector<SyncTransfer>& transfers) {
   if (transfers.empty()) return SerialExecutor::kInline;
   const SyncTransfer& first = transfers.front();
@@ -134,7 +135,7 @@ void TransferPipeline::pass(const SyncTransfer& transfer, Deadline deadline) {
   Stopwatch watch;
   std::vector<Bytes> records;
   if (ready) records = steps_.records(transfer);
-  std::vector<Bytes> kept;  // The transport takes what it sends.
+  std::vector<Bytes> kept;  // The transport takes ownership of the records that it sends.
   if (transfer.own && steps_.stage) kept = records;
   steps_.broadcast(transfer, records);
   wire_seconds_ += watch.lap();

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The transfers of a sync, as one rank takes part in them. What it sends is encoded in one pass ahead of the wire,
-// route after route, and what it gets is verified behind the wire, each on a thread of its own:
+// The transfers of a sync, as one rank takes part in them. The rank's own routes are encoded in one pass ahead of the
+// wire, route after route, and received deltas are verified behind the wire, each on a thread of its own:
 //
 //     producer         encode route 0 | encode route 1 | encode route 2 |
 //     calling thread                 | wire of 0     | wire of 1     | wire of 2     |
 //     stager                                         | stage 0       | stage 1       | stage 2       |
 //
-// The wire is the calling thread's alone (docs/nccl.md), and its order is the plan's. A rank for which nothing could
-// overlap starts no thread: one whose first transfer takes all that it sends has no producer, one that takes part in
-// one transfer no stager.
+// Only the calling thread uses the wire (docs/nccl.md), in the plan's order. A rank for which nothing could overlap
+// starts no thread: there is no producer if the rank's first transfer takes everything that it sends, and no stager if
+// the rank takes part in a single transfer.
 
 #include <condition_variable>
 #include <cstddef>
@@ -31,8 +31,8 @@ namespace sparsecast {
 /// ones are dropped. All functions but advance() are called by one thread, and none of them by a task.
 class SerialExecutor {
  public:
-  /// At most `max_queued` tasks wait behind the running one; with kInline there is no thread, and submit() runs the
-  /// task. `what` begins the error of a wait that reaches its deadline: "encoding of routes".
+  /// At most `max_queued` tasks wait behind the running task; with kInline there is no thread, and submit() runs the
+  /// task. `what` begins the message of the error of a wait that reaches its deadline: "encoding of routes".
   SerialExecutor(std::string what, std::size_t max_queued);
   static constexpr std::size_t kInline = 0;
   /// Waits for the running task. Tasks that have not begun are dropped.
@@ -43,10 +43,11 @@ class SerialExecutor {
   /// Queues a task of one step or more, after waiting for room. Throws Error{kTimeout}, and drops the task, when there
   /// is no room by the deadline.
   void submit(std::function<void()> task, Deadline deadline, std::size_t steps = 1);
-  /// Called by the running task: its next step is done. Steps that it has not counted are done when it ends.
+  /// Counts one more step as done; called by the running task. Steps that the task has not counted are done when it
+  /// ends.
   void advance();
-  /// Waits until the first `steps` submitted steps are done, or a task has failed. Returns whether they are all done;
-  /// what they have written is then visible to the calling thread. Throws Error{kTimeout}.
+  /// Waits until the first `steps` submitted steps are done, or a task has failed. Returns whether these steps are all
+  /// done; their writes are then visible to the calling thread. Throws Error{kTimeout}.
   bool wait_for(std::size_t steps, Deadline deadline);
   /// Waits until nothing is queued or running. Returns the exception of the task that failed, if one has. Throws
   /// Error{kTimeout}.
@@ -61,7 +62,7 @@ class SerialExecutor {
     std::size_t end = 0;  ///< Steps of all tasks up to and including this one.
   };
   void run_task(const Task& task);
-  /// Waits for `met`; the caller holds the lock.
+  /// Waits until met() returns true; the caller holds the lock.
   template <class Condition>
   void wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, const Condition& met);
 
@@ -72,7 +73,7 @@ class SerialExecutor {
   std::condition_variable changed_;
   std::deque<Task> queue_;
   std::size_t submitted_ = 0;  ///< Steps.
-  std::size_t done_ = 0;       ///< Steps, of tasks that have not thrown or before they did.
+  std::size_t done_ = 0;       ///< Steps that have been done, including those of a task that threw later.
   bool running_ = false;
   bool stopped_ = false;
   Outcome outcome_;
@@ -96,18 +97,18 @@ struct TransferSteps {
 
 class TransferPipeline {
  public:
-  /// Most transfers that wait to be staged; with the one that is being staged and the one on the wire, a rank holds the
-  /// records of three. One is enough to keep the stager at work while the next is received.
+  /// Maximum number of transfers that wait to be staged. With one being staged and one on the wire, a rank holds the
+  /// records of three transfers. One waiting transfer is enough to keep the stager busy while the next is received.
   static constexpr std::size_t kMostUnstaged = 1;
 
   /// Takes the transfers of this rank in their order, which must outlive the pipeline.
   TransferPipeline(const std::vector<SyncTransfer>& transfers, TransferSteps steps);
-  /// Waits for the pass and the transfer at work, drops the others, and ends the threads.
+  /// Waits for the pass and the transfer in progress, drops the other transfers, and ends the threads.
   ~TransferPipeline() = default;
 
-  /// All of it. Routes that cannot be published, or bytes that cannot be staged, stop none of the transfers, so that
-  /// no rank is missed in those that follow: transfers whose routes are not all there have no records, and why is in
-  /// published() and staged(). Throws what broadcast() throws, and Error{kTimeout}.
+  /// Runs all transfers. Routes that cannot be published, or bytes that cannot be staged, stop none of the transfers,
+  /// so that this rank takes part in all transfers that follow. A transfer with an unpublished route has no records.
+  /// published() and staged() have the errors. Throws the errors of broadcast(), and Error{kTimeout}.
   void run(Deadline deadline);
   const Outcome& published() const noexcept { return published_; }
   const Outcome& staged() const noexcept { return staged_; }

@@ -14,8 +14,9 @@
 namespace sparsecast {
 namespace {
 
-/// Returns the records of the routes of an own transfer, which have been published: each route's begin with its header.
-/// They are copies: a transport must own what it sends, because after a failure it may go on reading it.
+/// Returns the records of the routes of an own transfer, which have been published: each route's records begin with its
+/// header. They are copies: a transport must own the records that it sends, because after a failure it may still read
+/// them.
 std::vector<Bytes> records_of(const SyncTransfer& transfer, const JoinedPublisher& publisher, TransferReport& report) {
   std::vector<Bytes> records;
   for (const TransferRoute& route : transfer.routes) {
@@ -105,7 +106,7 @@ TransferReport pass_records(const std::vector<SyncTransfer>& transfers, const Sy
     };
   }
   {
-    // Its threads end when the others have learned of a failure.
+    // The pipeline's threads end only after the other ranks have learned of a failure.
     TransferPipeline pipeline(transfers, std::move(steps));
     or_abort(control, [&] { pipeline.run(deadline); });
     report.published = pipeline.published();
@@ -122,7 +123,7 @@ TransferReport pass_records(const std::vector<SyncTransfer>& transfers, const Sy
   return report;
 }
 
-/// Verifies what is left to verify of all routes. Throws unless all of them are here.
+/// Verifies everything that is still unverified, for all routes. Throws unless all routes have arrived.
 void require_staged(const std::vector<SyncTransfer>& transfers, JoinedSubscriber& subscriber) {
   for (const SyncTransfer& transfer : transfers) {
     for (const TransferRoute& route : transfer.routes) {

@@ -20,14 +20,14 @@ struct Fixed {
   StateDigest reached;
 };
 
-/// Beginning of the result of a count; the words of a failure follow.
+/// Beginning of the result of a count; the message of a failure follows.
 struct Count {
   std::int32_t status = 0;  ///< 0, or an ErrorCode.
   std::uint32_t reserved = 0;
-  StateDigest digest;  ///< Of all tensors, after success.
+  StateDigest digest;  ///< Digest of all tensors, after success.
 };
 
-/// Throws for a failure of others: rather the one that began it than those that only heard of it.
+/// Throws for a failure of another rank: the rank where it began, in preference to ranks that only heard of it.
 void require_success(const Voters& voters, const std::vector<Vote>& votes) {
   const auto failed = [](const Vote& vote) { return vote.status != 0; };
   const auto began = [](const Vote& vote) {
