@@ -4,12 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "sparsecast/control_channel.hpp"
-#include "sparsecast/device.hpp"
 #include "sparsecast/export.hpp"
 #include "sparsecast/transport.hpp"
 
@@ -62,41 +60,6 @@ struct NcclOptions {
   std::uint64_t profiler_tag = 0;
 };
 
-class NcclTransport;
-
-/// One contiguous piece of a transfer's byte range, where the range is not a single allocation.
-struct FramePiece {
-  std::byte* data = nullptr;  ///< Only read on the source.
-  std::uint64_t offset = 0;   ///< Offset of the piece in the bytes of the transfer.
-  std::uint64_t bytes = 0;
-  bool on_device = true;  ///< Device memory; otherwise host memory, of any kind.
-};
-
-/// One transfer of a round: everything that one source sends over one channel. Its byte range is the same on every rank
-/// of the channel, whatever bytes the source puts there. The head tells receivers what they must know about the bytes.
-struct FrameTransfer {
-  static constexpr std::uint64_t kMaxHeadBytes = std::uint64_t{1} << 24;
-  static constexpr std::uint32_t kMostHeadRoom = 8136;
-
-  NcclTransport* channel = nullptr;
-  int source = 0;  ///< Rank in the channel.
-  int error = 0;   ///< Not 0: the ErrorCode that keeps the source from sending.
-  Bytes head;      ///< At most kMaxHeadBytes.
-  /// Expected bytes of the head, a multiple of 8 and equal on all ranks of the channel. This many bytes travel with the
-  /// first launch; a longer head costs one more launch.
-  std::uint32_t head_room = kMostHeadRoom;
-  std::uint64_t bytes = 0;  ///< Length of the range.
-  /// Device memory of the whole range, which NCCL reads on the source and writes on other ranks, without a copy. Null:
-  /// the source gathers `pieces` in memory of the channel. Other ranks receive into memory of the channel and copy from
-  /// there to `pieces`; bytes outside of all pieces are dropped.
-  std::byte* d_frames = nullptr;
-  /// Pieces in ascending order that do not overlap. Pieces in host memory pass through the staging buffers.
-  std::vector<FramePiece> pieces;
-  /// Stream for the order of this transfer: its device memory is read or written only after the work that is on the
-  /// stream now, and on receivers later work on the stream sees the bytes. Null: no such order is needed.
-  CUstream_st* stream = nullptr;
-};
-
 /// Description of how a channel was formed and what it uses, for logs.
 struct NcclChannelReport {
   NcclLibraryInfo library;
@@ -125,23 +88,7 @@ class SPARSECAST_API NcclTransport final : public Transport {
 
   void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) override;
   ControlChannel& control() const noexcept override;
-
-  // A round brings the transfers of one or several channels, which were split from one another, from the memory of
-  // their sources to the memory of all other ranks. Every rank of a channel passes all transfers of that channel, in
-  // the same order, including transfers that it does not need. A failure breaks all channels of the round.
-
-  /// Performs the first half of a round: one grouped launch of one small broadcast a transfer, a second launch where
-  /// heads are long, and one wait of the host for each launch. Sources set `error`, or `head` and `bytes`; other ranks
-  /// receive these fields, checked against NcclOptions::max_bytes. With an error, head and bytes are empty on every
-  /// rank. Throws Error{kUsage} on a source whose head is too long; other ranks get that as the transfer's error.
-  static void exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline);
-  /// Performs the second half: one grouped launch of one broadcast for each transfer with bytes, and one wait of the
-  /// host (more where pieces are in host memory). `bytes` must be equal on all ranks, as exchange_heads leaves it. A
-  /// receiver that names no memory takes part too: it receives into memory of the channel, which is kept for the next
-  /// round. After an error the received bytes are undefined, but the device no longer uses the memory. Only where the
-  /// device or NCCL hangs may it still use the memory: then the library frees no device memory any more (docs/nccl.md),
-  /// and the caller must not either.
-  static void broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline);
+  FrameChannel* frames() noexcept override;
 
   /// Splits the channel into one for each color by ncclCommSplit; ranks are ordered by key, then rank. Returns null on
   /// a rank with a negative color.
@@ -156,7 +103,6 @@ class SPARSECAST_API NcclTransport final : public Transport {
   const NcclChannelReport& report() const noexcept;
 
   class Group;  ///< Internal.
-  class Round;  ///< Internal.
   explicit NcclTransport(std::unique_ptr<Group> channel);
 
  private:

@@ -9,6 +9,8 @@
 
 namespace sparsecast {
 
+class FrameChannel;
+
 /// A channel between a source and the receivers that get the same tensors. It moves bytes and nothing else: messages
 /// about the bytes go over its control channel. After an error the transport and its control channel are broken: the
 /// other ranks are notified, every later call throws at once, and the owner must make a new transport.
@@ -20,6 +22,9 @@ class SPARSECAST_API Transport {
   virtual void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) = 0;
   /// Returns the control channel of the same ranks, which lives as long as the transport.
   virtual ControlChannel& control() const noexcept = 0;
+  /// Internal: the transport's interface for frames that go from the memory of one rank, which may be a device's, to
+  /// the memory of others; null where it has none, and carries records of the host alone.
+  virtual FrameChannel* frames() noexcept { return nullptr; }
 
   int rank() const noexcept { return control().rank(); }
   int size() const noexcept { return control().size(); }

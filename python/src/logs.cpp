@@ -209,11 +209,10 @@ void bind_publisher(nb::module_& m) {
             options.merge = merge;
             options.anchors = anchors;
             options.deadline = milliseconds(deadline);
-            new (self)
-                PythonLogPublisher(location, table, {detector, tensors, masters, stream, device_timeout},
-                                   std::move(options), trusted_keys,
-                                   encode_options(positions, values, objective, block_changes, zstd_level,
-                                                  EncodeOptions{}.frame_capacity, threads));
+            new (self) PythonLogPublisher(location, table, {detector, tensors, masters, stream, device_timeout},
+                                          std::move(options), trusted_keys,
+                                          encode_options(positions, values, objective, block_changes, zstd_level,
+                                                         EncodeOptions{}.frame_capacity, threads));
           },
           nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("detector") = "snapshot",
           nb::arg("masters") = nb::none(), nb::arg("key") = nb::none(),

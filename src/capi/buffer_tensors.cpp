@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "sync/frame_channel.hpp"
 #include "transport/nccl/device_api.hpp"
 
 namespace sparsecast::capi {
@@ -93,12 +94,12 @@ void BufferTensors::broadcast_all(Communicator& comm, int root, Deadline deadlin
     // table.
     std::vector<FrameTransfer> transfers(refs_.size());
     for (std::size_t t = 0; t < transfers.size(); ++t) {
-      transfers[t].channel = comm.nccl();
+      transfers[t].channel = comm.nccl()->frames();
       transfers[t].source = root;
       transfers[t].bytes = refs_[t].bytes();
       transfers[t].d_frames = refs_[t].data;
     }
-    NcclTransport::broadcast_frames(transfers, deadline);
+    broadcast_frames(transfers, deadline);
     return;
   }
   for (const TensorRef& tensor : refs_) {

@@ -22,7 +22,7 @@ std::uint64_t record_bytes(const StreamHead& stream) {
 
 bool FrameRound::is_for(const std::vector<SyncTransfer>& transfers) {
   return !transfers.empty() && std::ranges::all_of(transfers, [](const SyncTransfer& transfer) {
-    return dynamic_cast<NcclTransport*>(transfer.channel) != nullptr;
+    return transfer.channel->frames() != nullptr;
   });
 }
 
@@ -78,7 +78,7 @@ std::vector<FrameTransfer> FrameRound::open_transfers() {
   for (std::size_t t = 0; t < received_.size(); ++t) {
     const SyncTransfer& transfer = transfers_[t];
     FrameTransfer& out = round.emplace_back();
-    out.channel = dynamic_cast<NcclTransport*>(transfer.channel);
+    out.channel = transfer.channel->frames();
     out.source = transfer.source;
     out.head_room = static_cast<std::uint32_t>(
         std::min<std::size_t>(expected_head_bytes(transfer.routes.size()), FrameTransfer::kMostHeadRoom));
@@ -238,9 +238,9 @@ TransferReport FrameRound::run(Deadline deadline) {
   std::vector<FrameTransfer> round = open_transfers();
   {
     const TraceRange<"sync.wire"> range({.version = ends_.version});
-    NcclTransport::exchange_heads(round, deadline);
+    exchange_heads(round, deadline);
     prepare(round);
-    NcclTransport::broadcast_frames(round, deadline);
+    broadcast_frames(round, deadline);
   }
   report_.wire_seconds = watch.lap();
   if (ends_.subscriber == nullptr || !report_.published.ok()) return std::move(report_);

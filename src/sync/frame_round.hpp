@@ -2,13 +2,13 @@
 #pragma once
 
 // The transfers of a sync over NCCL groups, as one rank takes part in them: all of them in one round
-// (nccl_transport.hpp), heads first, then frames. Frames stay in the memory in which they were made until they are
+// (frame_channel.hpp), heads first, then frames. Frames stay in the memory in which they were made until they are
 // applied; the host sees headers, commit records and sizes. Deltas that the rank sends are encoded in one pass before
 // the round, and deltas that it receives are verified in one pass after it.
 
 #include <vector>
 
-#include "sparsecast/nccl_transport.hpp"
+#include "sync/frame_channel.hpp"
 #include "sync/frame_head.hpp"
 #include "sync/transfers.hpp"
 
@@ -16,7 +16,7 @@ namespace sparsecast {
 
 class FrameRound {
  public:
-  /// Returns whether all channels are NCCL channels, so that a round can be used; false without transfers.
+  /// Returns whether all channels carry frames, so that a round can be used; false without transfers.
   static bool is_for(const std::vector<SyncTransfer>& transfers);
 
   /// All arguments outlive the round.

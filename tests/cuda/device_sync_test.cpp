@@ -220,13 +220,13 @@ TEST(DeviceSync, OtherBytesThanWereAnnouncedAreNotWrittenAnywhere) {
       const std::uint64_t bytes = head.bytes;
       head.streams[0].sizes[0] = 64;
       FrameTransfer transfer;
-      transfer.channel = &transport;
+      transfer.channel = transport.frames();
       transfer.head_room = static_cast<std::uint32_t>(expected_head_bytes(1));
       transfer.head = head.pack();
       transfer.bytes = bytes;
       transfer.d_frames = const_cast<std::byte*>(delta.frames[0].d_record);
-      NcclTransport::exchange_heads({&transfer, 1}, in(20s));
-      NcclTransport::broadcast_frames({&transfer, 1}, in(20s));
+      exchange_heads({&transfer, 1}, in(20s));
+      broadcast_frames({&transfer, 1}, in(20s));
       expect_error(ErrorCode::kPeerFailed, [&] { require_all(ranks_of(transport.control(), 0), {}, in(20s)); },
                    {"rank 1 failed", "frames of 64 bytes were announced as", "[corrupt]"});
       group.publisher->abort(1);

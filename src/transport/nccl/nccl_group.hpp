@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 
+#include "sync/frame_channel.hpp"
 #include "transport/nccl/formation.hpp"
 #include "transport/nccl/nccl_library.hpp"
 #include "transport/nccl/staging.hpp"
@@ -24,18 +25,20 @@ struct NcclRuntime {
   NcclLibraryInfo info;
 };
 
-class NcclTransport::Group {
+class NcclTransport::Group final : public FrameChannel {
  public:
   /// Forms a new group over `control`. `old`, if given, is used up: its communicator is shrunk, grown or stopped.
   static std::unique_ptr<Group> form(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
                                      const NcclOptions& options, Group* old, Deadline deadline);
-  ~Group();
+  ~Group() override;
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
   int rank() const noexcept { return control_->rank(); }
   int size() const noexcept { return control_->size(); }
   void broadcast(std::vector<Bytes>& records, int source, Deadline deadline);
+  void exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline) override;
+  void broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline) override;
   ControlChannel& control() const noexcept { return *control_; }
   std::unique_ptr<Group> split(int color, int key, Deadline deadline);
   std::unique_ptr<Group> reform(std::shared_ptr<ControlChannel> members, Deadline deadline);
@@ -43,7 +46,7 @@ class NcclTransport::Group {
   const NcclChannelReport& report() const noexcept { return report_; }
 
  private:
-  friend class NcclTransport::Round;
+  friend class NcclRound;
   /// Copies between staging and host records, from where it last stopped.
   using CopyPiece = std::function<void(std::byte* h_staging, std::uint64_t bytes)>;
 

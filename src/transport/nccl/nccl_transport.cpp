@@ -8,7 +8,6 @@
 #ifdef SPARSECAST_HAVE_NCCL
 #include "transport/nccl/nccl_group.hpp"
 #include "transport/nccl/nccl_library.hpp"
-#include "transport/nccl/round.hpp"
 #endif
 
 namespace sparsecast {
@@ -21,6 +20,7 @@ std::string nccl_version_text(int version) {
 #ifdef SPARSECAST_HAVE_NCCL
 
 bool nccl_available() noexcept { return true; }
+FrameChannel* NcclTransport::frames() noexcept { return channel_.get(); }
 NcclLibraryInfo nccl_library() { return process_nccl().info; }
 
 std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChannel> control, const NcclOptions& options,
@@ -53,14 +53,8 @@ class NcclTransport::Group {
   NcclChannelReport report_;
 };
 
-class NcclTransport::Round {
- public:
-  Round(std::span<FrameTransfer>, const char*, Deadline) {}
-  void exchange_heads() {}
-  void broadcast_frames() {}
-};
-
 bool nccl_available() noexcept { return false; }
+FrameChannel* NcclTransport::frames() noexcept { return nullptr; }
 
 NcclLibraryInfo nccl_library() {
   throw Error(ErrorCode::kUnsupported, "this build of the library has no NCCL transport: it was made without nccl.h");
@@ -83,14 +77,6 @@ ControlChannel& NcclTransport::control() const noexcept { return channel_->contr
 
 void NcclTransport::broadcast(std::vector<Bytes>& records, int source, Deadline deadline) {
   channel_->broadcast(records, source, deadline);
-}
-
-void NcclTransport::exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline) {
-  Round(transfers, "exchange_heads", deadline).exchange_heads();
-}
-
-void NcclTransport::broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline) {
-  Round(transfers, "broadcast_frames", deadline).broadcast_frames();
 }
 
 std::unique_ptr<NcclTransport> NcclTransport::split(int color, int key, Deadline deadline) {

@@ -61,11 +61,12 @@ void check_memory(const FrameTransfer& transfer, bool sends) {
 
 }  // namespace
 
-NcclTransport::Round::Round(std::span<FrameTransfer> transfers, const char* phase, Deadline deadline)
+NcclRound::NcclRound(std::span<FrameTransfer> transfers, const char* phase, Deadline deadline)
     : phase_(phase), deadline_(deadline) {
   for (FrameTransfer& transfer : transfers) {
     if (transfer.channel == nullptr) throw Error(ErrorCode::kUsage, "a transfer without a channel", phase);
-    Group* const group = transfer.channel->channel_.get();
+    auto* const group = dynamic_cast<Group*>(transfer.channel);
+    if (group == nullptr) throw Error(ErrorCode::kUsage, "a transfer over another transport than NCCL", phase);
     group->check_source(transfer.source, phase);
     if (transfer.head_room > FrameTransfer::kMostHeadRoom || transfer.head_room % 8 != 0) {
       throw Error(ErrorCode::kUsage, fmt::format("room for {} bytes of a head", transfer.head_room), phase);
@@ -78,13 +79,21 @@ NcclTransport::Round::Round(std::span<FrameTransfer> transfers, const char* phas
   }
 }
 
-void NcclTransport::Round::wait_event(void* event, const char* what) {
+void NcclTransport::Group::exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline) {
+  NcclRound(transfers, "exchange_heads", deadline).exchange_heads();
+}
+
+void NcclTransport::Group::broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline) {
+  NcclRound(transfers, "broadcast_frames", deadline).broadcast_frames();
+}
+
+void NcclRound::wait_event(void* event, const char* what) {
   Group::wait_for(
       groups_, [&] { return device().finished(event); }, deadline_, what);
 }
 
 template <class BytesOf>
-void NcclTransport::Round::broadcast_all(const BytesOf& bytes_of) {
+void NcclRound::broadcast_all(const BytesOf& bytes_of) {
   const NcclFunctions& nccl = *groups_.front()->runtime_.functions;
   check_nccl(nccl, nccl.group_start(), nullptr, "ncclGroupStart");
   std::optional<Error> failure;
@@ -108,7 +117,7 @@ void NcclTransport::Round::broadcast_all(const BytesOf& bytes_of) {
   Group::settle(groups_, deadline_, "ncclGroupEnd");
 }
 
-void NcclTransport::Round::exchange_heads() {
+void NcclRound::exchange_heads() {
   if (groups_.empty()) return;
   std::optional<Error> refused;
   for (const Part& part : parts_) {
@@ -131,7 +140,7 @@ void NcclTransport::Round::exchange_heads() {
   if (refused) throw Error(*refused);
 }
 
-void NcclTransport::Round::send_tables() {
+void NcclRound::send_tables() {
   std::uint64_t bytes = 0;
   for (const Part& part : parts_) bytes += table_bytes(*part.transfer);
   std::byte* const h_tables = staging().h_heads.reserve(device(), bytes);
@@ -163,7 +172,7 @@ void NcclTransport::Round::send_tables() {
   wait_event(staging().table_arrived, "the heads of the frames");
 }
 
-void NcclTransport::Round::take_tables() {
+void NcclRound::take_tables() {
   const std::byte* h_table = staging().h_heads.data();
   for (std::size_t i = 0; i < parts_.size(); h_table += table_bytes(*parts_[i++].transfer)) {
     if (parts_[i].sends) continue;
@@ -179,7 +188,7 @@ void NcclTransport::Round::take_tables() {
   }
 }
 
-void NcclTransport::Round::exchange_rests() {
+void NcclRound::exchange_rests() {
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) total += rest_bytes(tables_[i], *parts_[i].transfer);
   if (total == 0) return;
@@ -213,7 +222,7 @@ void NcclTransport::Round::exchange_rests() {
   }
 }
 
-void NcclTransport::Round::broadcast_frames() {
+void NcclRound::broadcast_frames() {
   std::erase_if(parts_, [](const Part& part) { return part.transfer->bytes == 0; });
   if (groups_.empty()) return;
   Group::guard(groups_, phase_, [&] {
@@ -230,7 +239,7 @@ void NcclTransport::Round::broadcast_frames() {
   });
 }
 
-void NcclTransport::Round::place_frames() {
+void NcclRound::place_frames() {
   std::uint64_t total = 0;
   const auto place = [&](std::byte* d_scratch) {
     total = 0;
@@ -245,7 +254,7 @@ void NcclTransport::Round::place_frames() {
   if (total != 0) place(staging().scratch.reserve(device(), total));
 }
 
-void NcclTransport::Round::wait_for_streams() {
+void NcclRound::wait_for_streams() {
   for (const Part& part : parts_) {
     if (part.transfer->stream == nullptr) continue;
     device().record(staging().ready, part.transfer->stream);
@@ -253,7 +262,7 @@ void NcclTransport::Round::wait_for_streams() {
   }
 }
 
-std::vector<NcclTransport::Round::HostPart> NcclTransport::Round::host_parts(bool sending) const {
+std::vector<NcclRound::HostPart> NcclRound::host_parts(bool sending) const {
   std::vector<HostPart> host;
   for (const Part& part : parts_) {
     const FrameTransfer& transfer = *part.transfer;
@@ -267,7 +276,7 @@ std::vector<NcclTransport::Round::HostPart> NcclTransport::Round::host_parts(boo
 }
 
 /// Brings the pieces of this rank's own frames together.
-void NcclTransport::Round::gather_frames() {
+void NcclRound::gather_frames() {
   const std::vector<HostPart> host = host_parts(true);
   for (std::size_t i = 0; i < host.size(); ++i) {
     const auto& [part, at, bytes] = host[i];
@@ -287,7 +296,7 @@ void NcclTransport::Round::gather_frames() {
 }
 
 /// Copies frames to the pieces that are to have them, and waits until all is where it belongs.
-void NcclTransport::Round::hand_over_frames() {
+void NcclRound::hand_over_frames() {
   for (const Part& part : parts_) {
     if (part.sends || part.transfer->d_frames != nullptr) continue;
     for (const FramePiece& piece : part.transfer->pieces) {

@@ -18,10 +18,12 @@
 
 namespace sparsecast {
 
-class NcclTransport::Round {
+class NcclRound {
  public:
+  using Group = NcclTransport::Group;
+
   /// Throws Error{kUsage} for transfers that cannot be one round. `phase` names the call in errors.
-  Round(std::span<FrameTransfer> transfers, const char* phase, Deadline deadline);
+  NcclRound(std::span<FrameTransfer> transfers, const char* phase, Deadline deadline);
 
   void exchange_heads();
   void broadcast_frames();

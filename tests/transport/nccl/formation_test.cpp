@@ -2,6 +2,7 @@
 #ifdef SPARSECAST_HAVE_NCCL
 
 #include "transport/nccl/formation.hpp"
+#include "sync/frame_channel.hpp"
 
 #include <gmock/gmock.h>
 

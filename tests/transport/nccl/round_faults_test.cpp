@@ -188,10 +188,10 @@ TEST_F(NcclRound, WhatCannotBeOneRoundIsUsage) {
   run(2, [&](NcclTransport& channel) {
     const auto stranger = open(more.meet(channel.rank()));
     FrameTransfer transfers[2];
-    const auto call = [&] { NcclTransport::exchange_heads(transfers, in(20s)); };
+    const auto call = [&] { exchange_heads(transfers, in(20s)); };
     expect_error(ErrorCode::kUsage, call, {"without a channel"});
-    transfers[0].channel = &channel;
-    transfers[1].channel = stranger.get();
+    transfers[0].channel = channel.frames();
+    transfers[1].channel = stranger->frames();
     expect_error(ErrorCode::kUsage, call, {"do not come from one another"});
     transfers[1] = transfers[0];
     transfers[1].source = 2;
@@ -200,8 +200,7 @@ TEST_F(NcclRound, WhatCannotBeOneRoundIsUsage) {
     transfers[1].source = 0;
     transfers[1].bytes = 10;
     transfers[1].pieces = {{nullptr, 5, 6, true}};
-    expect_error(ErrorCode::kUsage, [&] { NcclTransport::broadcast_frames(transfers, in(20s)); },
-                 {"a piece at byte 5 with 6 bytes"});
+    expect_error(ErrorCode::kUsage, [&] { broadcast_frames(transfers, in(20s)); }, {"a piece at byte 5 with 6 bytes"});
   });
 }
 

@@ -75,12 +75,13 @@ class RoundOfRank {
   /// Adds a transfer. `seed` says what its source sends, and must differ between the transfers of a channel.
   void add(NcclTransport& channel, int source, std::uint64_t seed, std::size_t head_bytes, std::size_t bytes) {
     FrameTransfer transfer;
-    transfer.channel = &channel;
+    transfer.channel = channel.frames();
     transfer.source = source;
     heads_.push_back(seeded_bytes(seed, head_bytes));
     sent_.push_back(seeded_bytes(seed + 1, bytes));
     frames_.emplace_back();
-    if (channel.rank() == source) {
+    sends_.push_back(channel.rank() == source);
+    if (sends_.back()) {
       transfer.head = heads_.back();
       transfer.bytes = bytes;
       frames_.back() = sent_.back();
@@ -88,16 +89,16 @@ class RoundOfRank {
     }
     transfers.push_back(std::move(transfer));
   }
-  void exchange(Deadline deadline) { NcclTransport::exchange_heads(transfers, deadline); }
+  void exchange(Deadline deadline) { exchange_heads(transfers, deadline); }
   /// Gives receivers their memory, and brings the frames there.
   void broadcast(Deadline deadline) {
     for (std::size_t i = 0; i < transfers.size(); ++i) {
       FrameTransfer& transfer = transfers[i];
-      if (transfer.channel->rank() == transfer.source) continue;
+      if (sends_[i]) continue;
       frames_[i].resize(transfer.bytes);
       transfer.d_frames = frames_[i].data();
     }
-    NcclTransport::broadcast_frames(transfers, deadline);
+    broadcast_frames(transfers, deadline);
   }
   void run(Deadline deadline) {
     exchange(deadline);
@@ -117,6 +118,7 @@ class RoundOfRank {
   std::vector<Bytes> heads_;   ///< What the sources send.
   std::vector<Bytes> sent_;    ///< As above.
   std::vector<Bytes> frames_;  ///< Of this rank.
+  std::vector<bool> sends_;
 };
 
 }  // namespace sparsecast::test

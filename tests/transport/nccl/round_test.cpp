@@ -84,7 +84,7 @@ TEST_F(NcclRound, ARankThatNamesNoMemoryTakesPartAllTheSame) {
       round.add(channel, 1, 3, 50, 40000);
       round.exchange(in(20s));
       if (channel.rank() == 2) {
-        NcclTransport::broadcast_frames(round.transfers, in(20s));
+        broadcast_frames(round.transfers, in(20s));
       } else {
         round.broadcast(in(20s));
         round.expect_all();
@@ -118,15 +118,15 @@ TEST_F(NcclRound, ASourceWithAnErrorTellsItAndTheOthersGoOn) {
 TEST_F(NcclRound, AHeadThatIsTooLongIsTheSourcesErrorAndTheChannelLives) {
   run(2, [&](NcclTransport& channel) {
     FrameTransfer transfer;
-    transfer.channel = &channel;
+    transfer.channel = channel.frames();
     if (channel.rank() == 0) {
       transfer.head.resize(FrameTransfer::kMaxHeadBytes + 1);
-      expect_error(ErrorCode::kUsage, [&] { NcclTransport::exchange_heads({&transfer, 1}, in(20s)); }, {"16777217"});
+      expect_error(ErrorCode::kUsage, [&] { exchange_heads({&transfer, 1}, in(20s)); }, {"16777217"});
     } else {
-      NcclTransport::exchange_heads({&transfer, 1}, in(20s));
+      exchange_heads({&transfer, 1}, in(20s));
     }
     EXPECT_EQ(transfer.error, static_cast<int>(ErrorCode::kUsage));
-    NcclTransport::broadcast_frames({&transfer, 1}, in(20s));
+    broadcast_frames({&transfer, 1}, in(20s));
     EXPECT_EQ(channel.control().agree(4, 0, in(20s)), 4);
   });
   EXPECT_EQ(fake_.counts.aborts + fake_.counts.revokes, 0);
@@ -153,11 +153,11 @@ TEST_F(NcclRound, PiecesOnHostAndDeviceAreGatheredAndHandedOver) {
     run(2, [&](NcclTransport& channel) {
       const Bytes range = seeded_bytes(7, 50000);
       FrameTransfer transfer;
-      transfer.channel = &channel;
+      transfer.channel = channel.frames();
       transfer.bytes = range.size();
       std::vector<Bytes> memory;
       transfer.pieces = pieces_of(memory, range, channel.rank() == 0, channel.rank() == 0 ? devices : 2 - devices);
-      NcclTransport::broadcast_frames({&transfer, 1}, in(20s));
+      broadcast_frames({&transfer, 1}, in(20s));
       for (const FramePiece& piece : transfer.pieces) {
         EXPECT_TRUE(std::equal(piece.data, piece.data + piece.bytes, range.data() + piece.offset)) << piece.offset;
       }
@@ -174,7 +174,7 @@ TEST_F(NcclRound, FramesFollowTheirProducersStreamAndGoBeforeTheConsumers) {
     Bytes frames(sent.size());
     Bytes consumed(sent.size());
     FrameTransfer transfer;
-    transfer.channel = &channel;
+    transfer.channel = channel.frames();
     transfer.bytes = sent.size();
     transfer.d_frames = frames.data();
     transfer.stream = static_cast<CUstream_st*>(stream);
@@ -183,7 +183,7 @@ TEST_F(NcclRound, FramesFollowTheirProducersStreamAndGoBeforeTheConsumers) {
       std::this_thread::sleep_for(100ms);
       channel.rank() == 0 ? frames = sent : consumed = frames;
     });
-    NcclTransport::broadcast_frames({&transfer, 1}, in(20s));
+    broadcast_frames({&transfer, 1}, in(20s));
     EXPECT_EQ(frames, sent);
     if (channel.rank() == 1) {
       EXPECT_EQ(consumed, Bytes(sent.size()));
@@ -199,10 +199,10 @@ TEST_F(NcclRound, AHeadTravelsWhateverTheRoomForIt) {
       run(3, [&](NcclTransport& channel) {
         const Bytes head = seeded_bytes(7, length);
         FrameTransfer transfer;
-        transfer.channel = &channel;
+        transfer.channel = channel.frames();
         transfer.head_room = room;
         if (channel.rank() == 0) transfer.head = head;
-        NcclTransport::exchange_heads({&transfer, 1}, in(20s));
+        exchange_heads({&transfer, 1}, in(20s));
         EXPECT_EQ(transfer.head, head) << "room " << room << ", head " << length;
         channel.control().agree(0, 0, in(20s));
       });
@@ -210,10 +210,10 @@ TEST_F(NcclRound, AHeadTravelsWhateverTheRoomForIt) {
   }
   run(2, [&](NcclTransport& channel) {
     FrameTransfer transfer;
-    transfer.channel = &channel;
+    transfer.channel = channel.frames();
     for (const std::uint32_t room : {4U, FrameTransfer::kMostHeadRoom + 8}) {
       transfer.head_room = room;
-      expect_error(ErrorCode::kUsage, [&] { NcclTransport::exchange_heads({&transfer, 1}, in(20s)); }, {"room for"});
+      expect_error(ErrorCode::kUsage, [&] { exchange_heads({&transfer, 1}, in(20s)); }, {"room for"});
     }
   });
 }
@@ -224,8 +224,8 @@ TEST_F(NcclRound, RanksThatAreAloneInAChannelSendNothing) {
     round.add(*channels[1], 0, 1, 50, 1000);
     round.run(in(20s));
     round.expect_all();
-    NcclTransport::exchange_heads({}, in(20s));
-    NcclTransport::broadcast_frames({}, in(20s));
+    exchange_heads({}, in(20s));
+    broadcast_frames({}, in(20s));
   });
   EXPECT_EQ(fake_.counts.broadcasts, 0);
 }
