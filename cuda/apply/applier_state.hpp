@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// State of a DeviceApplier. What checks received frames is in stage_frames.cpp, what works on the live tensors in
-// device_applier.cpp.
+// State of a DeviceApplier. stage_frames.cpp has the members that check received frames, device_applier.cpp those that
+// read or write the live tensors.
 
 #include <fmt/format.h>
 
@@ -57,7 +57,7 @@ class DeviceApplier::State {
   void require_staged() const {
     if (!staged_) throw Error(ErrorCode::kUsage, "no delta is staged");
   }
-  /// Throws if an apply() that was waited for has found an error in a staged frame.
+  /// Throws Error{kCorrupt} if the last apply() that was waited for found an error in a staged frame.
   void require_unchanged() const {
     if (changed_since_) throw Error(ErrorCode::kCorrupt, "the frames have changed since they were staged");
   }
@@ -96,10 +96,10 @@ class DeviceApplier::State {
   TracePayload of_delta_;
   std::uint64_t changed_ = 0;  ///< Number of changes of the staged deltas.
   bool staged_ = false;
-  bool changed_since_ = false;  ///< A staged frame is no longer what it was when it was validated.
-  bool any_raw_ = false;        ///< Of the staged deltas, one at least has raw words.
-  bool any_context_ = false;    ///< Of the staged deltas, one at least may have `context` positions.
-  bool replaced_ = false;       ///< True while the undo record is that of the last apply.
+  bool changed_since_ = false;  ///< A staged frame has changed since it was validated.
+  bool any_raw_ = false;        ///< At least one staged delta has `raw` words.
+  bool any_context_ = false;    ///< At least one staged delta may have `context` positions.
+  bool replaced_ = false;       ///< The undo record holds the bits that the last apply() replaced.
 
   DeviceMemory tensors_, views_, sections_, sums_, changes_, control_;
   DeviceMemory streams_, frames_, inspections_, frame_undo_, group_begins_, blocks_, cta_blocks_, undo_;

@@ -10,12 +10,12 @@ namespace {
 
 constexpr unsigned kCtas = 8;
 
-/// Returns the CTAs of a kernel in which a warp takes a block after another.
+/// Returns the grid of a kernel whose warps each take one block after another.
 unsigned grid_of_warps(const Received& received, unsigned warps, unsigned ctas, const DeviceStream& device) {
   return grid_for((std::uint64_t{received.block_count} + warps - 1) / warps, ctas, device);
 }
 
-/// decode_blocks takes the blocks that decode_runs leaves: those that a warp cannot decode, and those with an error.
+/// Enqueues decode_runs, then decode_blocks for the blocks that a warp cannot decode and for blocks with an error.
 template <class T, bool kWrite>
 void enqueue_decoding(const Received& received, Pass pass, const DeviceStream& device) {
   const DecodePolicy& policy = device.policy.decode;

@@ -2,11 +2,11 @@
 #pragma once
 
 // decode_runs and decode_blocks decode the blocks of a delta and either validate them or write them to the live
-// tensors: decode_runs one by a warp, decode_blocks one by a CTA, where a warp cannot. Validation reads the payloads
-// once; decode_runs keeps the entries then, if there is memory for them. Apply takes the entries (write_entries), or
-// reads the payloads again, reads and writes the changed elements, and sums the change of the state digest in the same
-// pass. It writes nothing if validation found any error in the delta. Blocks with `context` positions are those of
-// decode_context (decode_context.cuh), and have entries.
+// tensors. decode_runs decodes a block with one warp; decode_blocks decodes with a CTA the blocks that a warp cannot
+// decode. Validation reads the payloads once, and decode_runs keeps the decoded entries if there is memory for them.
+// Apply uses the entries (write_entries) or else reads the payloads again. It reads and writes the changed elements,
+// and sums the change of the state digest in the same pass. It writes nothing if validation found any error in the
+// delta. decode_context (decode_context.cuh) handles the blocks with `context` positions, which always have entries.
 // Grids: a few CTAs on each multiprocessor; each takes one block of its element size after another.
 
 #include "cuda/apply/decode_blocks.cuh"
@@ -16,44 +16,45 @@
 
 namespace sparsecast::cuda {
 
-/// Returns the resident CTAs of decode_blocks on a multiprocessor.
+/// Returns how many CTAs of decode_blocks are resident on a multiprocessor.
 template <class T, bool kWrite>
 constexpr unsigned decode_ctas(const DecodePolicy& policy) {
   if (!kWrite) return policy.validate_ctas;
   return sizeof(T) < 4 ? policy.apply_ctas : policy.wide_apply_ctas;
 }
-/// Warps in a CTA of decode_runs.
+/// Number of warps in a CTA of decode_runs.
 template <class T>
 inline constexpr unsigned kDecodeWarps = DecodePolicy::run_warps(sizeof(T));
 
 inline constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
 
-/// Returns whether an error that an earlier pass has found forbids this one.
+/// Returns whether an earlier pass found an error, so that this pass must not run.
 template <bool kWrite>
 __device__ bool is_refused(const ReceiveControl& control) {
   return control.directory_input_error != kNoInputError || (kWrite && control.block_input_error != kNoInputError);
 }
 
-/// Returns where this pass notes an error in a payload; not where is_refused() looks, at the same time.
+/// Returns the word where this pass records payload errors. It differs from the words that is_refused() reads
+/// meanwhile.
 template <bool kWrite>
 __device__ std::uint64_t* error_word(const Received& received) {
   return kWrite ? &received.control->changed_input_error : &received.control->block_input_error;
 }
 
-/// Changes of a block that are written together: where their words and their undo records are, and how to use them.
+/// Changes of a block that are written together: their positions, coded words and undo records, and how to apply them.
 template <class T>
 struct Changes {
-  const std::uint32_t* positions = nullptr;  ///< All inside the block.
+  const std::uint32_t* positions = nullptr;  ///< Relative to the block, and inside it.
   const T* words = nullptr;
-  T* undo = nullptr;  ///< Takes the bits that are replaced; null if these are not kept.
+  T* undo = nullptr;  ///< Receives the replaced bits; null if they are not kept.
   std::uint32_t count = 0;
   ValueCodec codec = ValueCodec::kUlp;
   bool inverse = false;
 };
 
-/// Writes changes of a tensor. Changed element `position` is place(position), and counts as index(position) in the sum
-/// of the digest. Each thread has kInFlight elements in flight: the loads miss every cache and would otherwise wait for
-/// one another.
+/// Writes changes of a tensor. place(position) is the address of a changed element, index(position) its index in the
+/// digest. Each thread loads kInFlight elements at once, because the loads miss every cache and would otherwise wait
+/// for one another.
 template <class Threads, std::uint32_t kInFlight, class T, class Place, class Index>
 __device__ void write_changes_at(const Changes<T>& changes, const LiveTensor& tensor, std::uint64_t key_lo,
                                  const Place& place, const Index& index, DigestSum& sum) {
@@ -63,7 +64,7 @@ __device__ void write_changes_at(const Changes<T>& changes, const LiveTensor& te
     SPARSECAST_UNROLL
     for (std::uint32_t e = 0; e < kInFlight; ++e) {
       const std::uint32_t i = begin + e * Threads::kCount;
-      // Past the end the first one is read again; no other thread writes it.
+      // Past the end, a thread reads its own first element again, which no other thread writes.
       position[e] = changes.positions[i < changes.count ? i : begin];
       old_bits[e] = *place(position[e]);
     }
@@ -79,7 +80,7 @@ __device__ void write_changes_at(const Changes<T>& changes, const LiveTensor& te
   }
 }
 
-/// Writes `entries` changes of a block, number `first` and up, and adds the change of the digest to `sum`.
+/// Writes the changes [first, first + entries) of a block, and adds the change of the digest to `sum`.
 template <class Threads, std::uint32_t kInFlight, class T>
 __device__ void write_changes(const Received& received, const ReceivedBlock& block, Pass pass,
                               const std::uint32_t* positions, const T* coded, std::uint32_t first,
@@ -123,19 +124,19 @@ inline constexpr bool kDecodedRunsAreResident = kPolicy.decode.run_ctas*(sizeof(
 static_assert(kDecodedRunsAreResident<std::uint8_t> && kDecodedRunsAreResident<std::uint16_t> &&
               kDecodedRunsAreResident<std::uint32_t> && kDecodedRunsAreResident<std::uint64_t>);
 
-/// Sum of the digest change of the blocks that a warp writes, over one tensor at a time.
+/// Sum of the digest changes of the blocks that a warp writes, for one tensor at a time.
 struct RunDigest {
   DigestSum sum;
   std::uint32_t tensor = kNoTensor;
 
-  /// Prepares for a block of tensor `next`: passes on the sum of another one.
+  /// Prepares for a block of tensor `next`; if the tensor changes, passes on the sum of the tensor before.
   __device__ void enter(const Received& received, std::uint32_t next) {
     if (next == tensor) return;
     pass_on(received);
     sum = {};
     tensor = next;
   }
-  /// Adds the sum to what the grid shares. All lanes.
+  /// Adds the sum to the tensor's digest change in global memory. All lanes must call it.
   __device__ void pass_on(const Received& received) const {
     if (tensor == kNoTensor) return;
     std::uint64_t* const words = received.digest_changes + 2 * std::uint64_t{tensor};
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps<T>, kPolicy.decode.run_ctas)
     ReceivedBlock& block = received.blocks[b];
     if (block.element_shift != kShiftOf<T> || block.for_cta) continue;
     if (!decode_run(block, run)) {
-      // Validation leaves it to a CTA, to tell why. Later it can only have changed since.
+      // In validation, a CTA decodes the block again to find the reason. In a later pass, the block has changed since.
       if (WarpThreads::rank() == 0) {
         if (kWrite) {
           refuse_block(error_word<kWrite>(received), b, InputError::kLength);
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps<T>, kPolicy.decode.run_ctas)
   if constexpr (kWrite) digest.pass_on(received);
 }
 
-/// Writes the entries of the blocks that have any, as decode_runs<T, true> writes the changes.
+/// Writes the changes of the blocks that have entries, from these entries; otherwise works like decode_runs<T, true>.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kPolicy.decode.write_ctas) write_entries(Received received, Pass pass) {
   if (WarpThreads::any(is_refused<true>(*received.control))) return;
@@ -209,7 +210,7 @@ struct ApplyShared {
     DecodeShared<T> decode;
     CtaDigest::TempStorage digest;
   };
-  DigestSum sums[kThreads];  ///< Of each thread: in registers they would take those of decoding.
+  DigestSum sums[kThreads];  ///< One for each thread. In registers, the sums would compete with decoding.
   std::uint32_t summed;      ///< Index of the tensor whose digest change is being summed, or kNoTensor.
 };
 
@@ -231,13 +232,13 @@ __global__ void __launch_bounds__(kThreads, decode_ctas<T, kWrite>(kPolicy.decod
     pass_sum_on();
     shared.sums[threadIdx.x] = {};
     __syncthreads();
-    // Other threads read it after the barrier at the end of the block.
+    // Other threads read `summed` after the barrier at the end of the block.
     if (threadIdx.x == 0) shared.summed = block.tensor;
   };
   const auto sink = [&](const ReceivedBlock& block, std::uint32_t first, std::uint32_t entries) {
     if constexpr (kWrite) {
       DigestSum sum = shared.sums[threadIdx.x];
-      // Registers do not suffice for more elements in flight.
+      // There are not enough registers for more elements in flight.
       write_changes<CtaThreads, DecodePolicy::cta_in_flight(sizeof(T))>(received, block, pass, shared.decode.positions,
                                                                         shared.decode.coded, first, entries, sum);
       shared.sums[threadIdx.x] = sum;

@@ -14,11 +14,11 @@ namespace sparsecast::cuda {
 void launch_inspect_frames(const Received& received, std::uint32_t longest, const DeviceStream& device);
 /// Enqueues checking the directories of all frames and listing their blocks.
 void launch_read_directories(const Received& received, const DeviceStream& device);
-/// Enqueues decoding the blocks with `context` positions whose elements have 2^size bytes to their entries.
+/// Enqueues decoding, into entries, the blocks with `context` positions whose elements have 2^size bytes.
 void launch_decode_context(unsigned size, const Received& received, const DeviceStream& device);
 /// Enqueues validating (Pass::kValidate) or writing the blocks whose elements have 2^size bytes.
 void launch_decode_blocks(unsigned size, const Received& received, Pass pass, const DeviceStream& device);
-/// Enqueues adding the digests of the live tensors to `sums`, two words for each tensor, which must be zero.
+/// Enqueues adding the digests of the live tensors to `sums`, two words for each tensor, zero before the launch.
 void launch_digest(const Received& received, const SectionEntry* sections, std::uint32_t section_count,
                    std::uint64_t* sums, const DeviceStream& device);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Bit strings that all threads of a CTA read together, least significant bit first (docs/wire-format.md §1). No word
-// beyond the end is ever read; bits there count as zero.
+// Bit strings that all threads of a CTA read together, least significant bit first (docs/wire-format.md §1). Words
+// beyond the end are never read; their bits count as zero.
 
 #include "cuda/common/cta_primitives.cuh"
 
@@ -33,9 +33,9 @@ struct BitString {
   __device__ bool padded_at(std::uint32_t bit) const { return get(bit, (32 - bit % 32) % 32) == 0; }
 };
 
-/// Writes the bit numbers of the next one bits, from bit `from` on, to `ones`, at most `wanted` of them. Returns their
-/// number, which is less than `wanted` if the string ends or if about `most_zeros` zeros follow one another. Costs one
-/// scan by the CTA for 8192 bits.
+/// Writes the bit numbers of the next one bits, from bit `from` on, to `ones`: at most `wanted` of them. Returns how
+/// many it found: fewer than `wanted` if the string ends or has a run of about `most_zeros` zeros. Costs one scan by
+/// the CTA for every 8192 bits.
 __device__ inline std::uint32_t find_ones(const BitString& bits, std::uint32_t from, std::uint32_t wanted,
                                           std::uint32_t most_zeros, std::uint32_t* ones, ScanShared& scan) {
   std::uint32_t found = 0;
@@ -58,7 +58,7 @@ __device__ inline std::uint32_t find_ones(const BitString& bits, std::uint32_t f
   return found;
 }
 
-/// Returns the number of zeros before one bit r of `ones`, whose first code starts at bit `begin`.
+/// Returns the number of zeros between one bit r of `ones` and the one bit before; for r = 0, from bit `begin` on.
 __device__ inline std::uint32_t zeros_before(const std::uint32_t* ones, std::uint32_t r, std::uint32_t begin) {
   return ones[r] - (r == 0 ? begin : ones[r - 1] + 1);
 }

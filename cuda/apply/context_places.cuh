@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Turns the ranks of a `context` block into positions, by all threads of a CTA together, one tile after another. The
-// old words of the block are read once: first the elements of each class are counted, kScanned at a time, then each
-// change finds the count in which its rank falls, and its element among those. So an element costs the arithmetic of
-// its class and of a count, and only a change costs a search.
+// Turns the ranks of a `context` block into positions. All threads of a CTA work together, one tile after another.
+// First they read every old word once and count the elements of each class, kScanned elements to a count. Then each
+// change searches for the count that its rank falls into, and for its element among the elements of that count. So each
+// element costs only its class and its share of a count; only changes cost a search.
 //
 //   words  --count_tile-->  counts of kScanned elements  --sum_groups, sum_warps-->  counts before each thread's group
 //   ranks  --find_changes-->  changes of the tile  --deal-->  positions and keys, in order of tile and class
@@ -14,39 +14,39 @@
 
 namespace sparsecast::cuda {
 
-/// Counts of kScanned elements in a tile, and those in the group of a thread.
+/// Number of counts (of kScanned elements each) in a tile, and in the group of a thread.
 inline constexpr std::uint32_t kTileCounts = kTileElems / kScanned;
 inline constexpr std::uint32_t kGroupCounts = kTileCounts / kThreads;
 static_assert(kGroupCounts * kScanned <= 255);
 
-/// A change whose place is known, until its value is: the number of its entry in the block, and its key.
+/// A change whose place is known but not yet its value: the number of its entry in the block, and its key.
 struct PlacedChange {
   std::uint32_t entry = 0;
   std::uint32_t key = 0;
 
-  /// Entries are numbered in 22 bits, as the elements of a section are.
+  /// Packs both into one word. An entry number has at most 22 bits, as an element number in a section has.
   __device__ std::uint32_t pack() const { return entry << 8 | key; }
   __device__ static PlacedChange unpack(std::uint32_t word) { return {word >> 8, word & 0xFF}; }
 };
 
 struct PlacesShared {
-  std::uint32_t counts[2][kTileCounts];  ///< Of classes 0 to 7, and of 8 to 15, 4 bits each.
+  std::uint32_t counts[2][kTileCounts];  ///< Counts of classes 0 to 7, and of classes 8 to 15, in 4 bits each.
   /// warps_before: elements of the class in the tile before a warp's range. before: elements between the start of that
   /// range and a thread's group.
   std::uint16_t warps_before[kMostClasses][kThreads / 32];
   std::uint16_t before[kMostClasses][kThreads];
-  std::uint32_t in_earlier_tiles[kMostClasses];  ///< Elements of a class.
-  std::uint32_t in_tiles[kMostClasses];          ///< The same with those of the tile.
-  std::uint32_t next[2][kMostClasses];           ///< First change that is not placed, before and after a tile.
-  std::uint32_t placed[2];                       ///< Changes in the tiles before, and in these and the tile.
+  std::uint32_t in_earlier_tiles[kMostClasses];  ///< Elements of each class in the tiles before.
+  std::uint32_t in_tiles[kMostClasses];          ///< Elements of each class up to the current tile, inclusive.
+  std::uint32_t next[2][kMostClasses];  ///< First change of each class not placed yet, before and after the tile.
+  std::uint32_t placed[2];              ///< Changes in the tiles before, without and with the current tile.
 };
 
 /// `kManyClasses`: the block has more than 8 classes.
 template <class T, bool kManyClasses>
 class ChangePlacer {
  public:
-  /// `changes` are the ranks of the block's changes, in the place of each its PlacedChange is put; `positions` are
-  /// those of the block's entries.
+  /// `changes` holds the ranks of the block's changes; place() replaces each by its packed PlacedChange. `positions`
+  /// receives the positions of the block's entries.
   __device__ ChangePlacer(const OldWords<T>& old, const ExponentField& field, const ContextHead& head,
                           std::uint32_t* changes, std::uint32_t* positions, PlacesShared& shared, ScanShared& scan)
       : old_(old),
@@ -58,8 +58,8 @@ class ChangePlacer {
         shared_(shared),
         scan_(scan) {}
 
-  /// Returns to all threads whether all changes have a place and the block's words and positions are those of the
-  /// check.
+  /// Places all changes. Returns to all threads whether every change has a place, and whether the block's words and
+  /// positions match its check sum.
   __device__ bool place() {
     if (threadIdx.x < kMostClasses) {
       shared_.in_tiles[threadIdx.x] = 0;
@@ -88,14 +88,14 @@ class ChangePlacer {
   static constexpr std::uint32_t kClasses = kManyClasses ? 16 : 8;
   static constexpr std::uint32_t kNibbles = 0x0F0F0F0FU;
   static constexpr std::uint32_t kBytes = 0x00FF00FFU;
-  /// Counts of a tile that a thread makes, and how many of them it has loads in flight for.
+  /// Number of counts that a thread makes in a tile, and for how many of them it has loads in flight.
   static constexpr std::uint32_t kCounts = kTileCounts / kThreads;
   static constexpr std::uint32_t kInFlight = sizeof(T) <= 2 ? 4 : sizeof(T) == 4 ? 2 : 1;
   using Scanned8 = ScannedWords<T>;
 
   /// Counts the elements of each class in the tile whose first element is `first`.
   __device__ void count_tile(std::uint32_t first) {
-    // A warp reads what lies together.
+    // The lanes of a warp read adjacent memory.
     const std::uint32_t own = threadIdx.x / 32 * (32 * kCounts) + threadIdx.x % 32;
     if (old_.vectors && old_.span - first >= kTileElems) {
       const T* at = old_.data + first + own * kScanned;
@@ -128,7 +128,7 @@ class ChangePlacer {
     const std::uint32_t lane = threadIdx.x % 32;
     SPARSECAST_UNROLL
     for (std::uint32_t half = 0; half < kClasses / 8; ++half) {
-      // Four counts of 8 bits: those of even classes, and of odd ones.
+      // Each word holds four counts of 8 bits: sums[0] of even classes, sums[1] of odd classes.
       std::uint32_t sums[2] = {};
       const auto* const own = reinterpret_cast<const uint4*>(shared_.counts[half] + threadIdx.x * kGroupCounts);
       SPARSECAST_UNROLL
@@ -140,7 +140,7 @@ class ChangePlacer {
       }
       SPARSECAST_UNROLL
       for (std::uint32_t p = 0; p < 4; ++p) {
-        // Two counts of 16 bits, of classes c and c + 4; a warp has fewer than 2^16 elements.
+        // `two` holds two counts of 16 bits, of classes c and c + 4; a warp has fewer than 2^16 elements.
         const std::uint32_t c = 8 * half + p % 2 + p / 2 * 2;
         const std::uint32_t two = sums[p % 2] >> 8 * (p / 2) & kBytes;
         std::uint32_t sum = two;
@@ -159,7 +159,7 @@ class ChangePlacer {
     }
   }
 
-  /// Adds up the sums of the warps.
+  /// Computes the prefix sums over the warps, and the totals of the tile.
   __device__ void sum_warps(std::uint32_t turn) {
     if (threadIdx.x >= kClasses * kWarps) return;
     const std::uint32_t c = threadIdx.x / kWarps;
@@ -178,7 +178,7 @@ class ChangePlacer {
     if (c == 0) shared_.placed[turn ^ 1] = shared_.placed[turn];
   }
 
-  /// Finds which changes are in the tile, a warp those of one class after another.
+  /// Finds which changes are in the tile. Each warp takes one class after another.
   __device__ void find_changes(std::uint32_t turn) {
     for (std::uint32_t c = threadIdx.x / 32; c < head_.classes.count; c += kWarps) {
       const std::uint32_t begin = shared_.next[turn][c];
@@ -187,7 +187,7 @@ class ChangePlacer {
       std::uint32_t found = 0;
       for (std::uint32_t here = kAllLanes; here == kAllLanes; found += static_cast<std::uint32_t>(__popc(here))) {
         const std::uint32_t i = begin + found + threadIdx.x % 32;
-        // Ranks ascend in a class, and the tiles before have taken all that are lower.
+        // Ranks ascend in a class, and the changes of lower rank were placed in the tiles before.
         here = __ballot_sync(kAllLanes, i < end && changes_[i] < ranks_end ? 1 : 0);
       }
       if (threadIdx.x % 32 == 0) {
@@ -214,7 +214,7 @@ class ChangePlacer {
     }
   }
 
-  /// Finds element number `rank` of class `c` in the tile, and notes it as the place of change `i`.
+  /// Finds element number `rank` of class `c` in the tile, and stores it as the place of change `i`.
   __device__ void place_one(std::uint32_t first, std::uint32_t c, std::uint32_t rank, std::uint32_t i,
                             std::uint32_t entry) {
     std::uint32_t warp = 0;
@@ -232,7 +232,7 @@ class ChangePlacer {
     std::uint32_t number = group * kGroupCounts;
     const std::uint32_t* const counts = shared_.counts[kManyClasses ? c / 8 : 0];
     SPARSECAST_UNROLL
-    for (std::uint32_t n = 1; n < kGroupCounts; ++n, ++number) {  // It is in the last, if in none before.
+    for (std::uint32_t n = 1; n < kGroupCounts; ++n, ++number) {  // The last count needs no test.
       const std::uint32_t count = counts[number] >> 4 * (c % 8) & 15;
       if (rank < count) break;
       rank -= count;
@@ -247,7 +247,7 @@ class ChangePlacer {
     std::uint32_t bits = elements_of_class(scanned, classes_, 4 * c);
     for (; rank != 0; --rank) bits &= bits - 1;
     std::uint32_t position = begin + static_cast<std::uint32_t>(__ffs(static_cast<int>(bits))) - 1;
-    // Words that somebody writes at the same time fail the check, but no position may lie outside of the block.
+    // If somebody writes the words at the same time, the check fails later; until then no position may leave the block.
     if (bits == 0 || position >= old_.span) position = begin;
     changes_[i] = PlacedChange{entry, key_of(old_.at(position), field_)}.pack();
     positions_[entry] = position;
@@ -262,7 +262,7 @@ class ChangePlacer {
   std::uint32_t* const positions_;
   PlacesShared& shared_;
   ScanShared& scan_;
-  std::uint32_t sum_ = 0;  ///< Of this thread, for the check.
+  std::uint32_t sum_ = 0;  ///< This thread's part of the check sum.
 };
 
 }  // namespace sparsecast::cuda

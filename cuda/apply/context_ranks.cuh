@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The position part of a `context` block (docs/wire-format.md §4.3), read by all threads of a CTA together: its classes
-// and the rank of each change, which the payload tells without the weights.
+// The position part of a `context` block (docs/wire-format.md §4.3), read by all threads of a CTA together. It gives
+// the classes and the rank of each change; reading them does not need the weights.
 
 #include "codec/context_model.hpp"
 #include "cuda/apply/decode_positions.cuh"
@@ -10,15 +10,15 @@
 
 namespace sparsecast::cuda {
 
-/// Parameters of the position part. Changes are numbered as they are stored: class by class, in each by position.
+/// Parameters of the position part. Changes are numbered in stored order: by class, and within a class by position.
 struct ContextHead {
   std::uint32_t begin[kMostClasses + 1];  ///< The first change of each class.
   std::uint32_t rice[kMostClasses];
-  std::uint32_t remainder_bit[kMostClasses];  ///< Where the remainders of a class are.
+  std::uint32_t remainder_bit[kMostClasses];  ///< Bit number of a class's first remainder.
   std::uint32_t quotient_bit;
   std::uint32_t check;
   ContextClasses classes;
-  std::uint64_t steps_before[kMostClasses];  ///< Sum of the steps (gap + 1) before the class.
+  std::uint64_t steps_before[kMostClasses];  ///< Sum of the steps (gap + 1) in the classes before.
 
   /// Returns the class of change `i`.
   __device__ std::uint32_t class_of_change(std::uint32_t i) const {
@@ -35,14 +35,15 @@ class RankDecoder {
                          ContextHead& head, FirstInputError& found)
       : payload_(payload), span_(span), count_(count), shared_(shared), head_(head), found_(found) {}
 
-  /// Writes the ranks to `ranks` and returns the words after the position part. After an input error, which
-  /// found.any() tells to all threads, neither is valid.
+  /// Writes the ranks to `ranks` and returns the words after the position part. After an input error neither is valid;
+  /// found.any() tells all threads of one.
   __device__ BitString decode(std::uint32_t* ranks) {
-    // Each change has a sign and the one of a quotient.
+    // Each change takes at least two bits: its sign, and the one bit that ends its quotient.
     if (std::uint64_t{count_} * 2 > payload_.bits()) return refused(InputError::kOverrun);
     if (threadIdx.x < 32) read_head();
     if (found_.any()) return {};
-    // A change's zeros, of which there are less than 32, and its remainder, of up to 22 bits, wait for its tail.
+    // `ranks` keeps each change's number of zeros (below 32) and its remainder (up to 22 bits) until add_up() reads its
+    // tail.
     const QuotientsEnd codes =
         walk_quotients(payload_, head_.quotient_bit, count_, kMaxQuotientZeros, shared_, found_,
                        [&](std::uint32_t i, std::uint32_t zeros) { ranks[i] = remainder_of(i) << 5 | zeros % 32; });
@@ -62,7 +63,7 @@ class RankDecoder {
     return {};
   }
 
-  /// Reads the parameters of class l by lane l of the first warp.
+  /// Reads the parameters of the classes. Lane l of the first warp reads those of class l.
   __device__ void read_head() {
     const std::uint32_t lane = WarpThreads::rank();
     ContextClasses classes;
@@ -79,7 +80,7 @@ class RankDecoder {
     const auto before = static_cast<std::uint32_t>(__popc(present & ((1U << lane) - 1)));
     const std::uint32_t rice = size != 0 ? payload_.get(rice_bits + 5 * before, 5) : 0;
     found_.require(rice <= kMaxRiceParameter, InputError::kClasses);
-    // Below 2^28: the sizes add up to at most 2^22, or an error is found.
+    // The sum is below 2^28, because the sizes add up to at most 2^22 unless there is an error.
     const auto remainders = WarpThreads::scan(size * rice);
     const std::uint32_t begin = rice_bits + 5 * static_cast<std::uint32_t>(__popc(present));
     const std::uint64_t quotients = std::uint64_t{begin} + remainders.total;
@@ -102,7 +103,7 @@ class RankDecoder {
     return payload_.get(head_.remainder_bit[c] + (i - head_.begin[c]) * head_.rice[c], head_.rice[c]);
   }
 
-  /// Adds the tails, of which the first is at bit `tail_bit`, to the quotients, and the gaps of each class up to ranks.
+  /// Completes the quotients with their tails, which begin at bit `tail_bit`, and sums the gaps of each class to ranks.
   __device__ void add_up(std::uint32_t tail_bit, std::uint32_t* ranks) {
     std::uint64_t sum = 0;
     for (std::uint32_t first = 0; first < count_; first += kDecodeChunk) {

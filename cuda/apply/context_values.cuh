@@ -2,14 +2,16 @@
 #pragma once
 
 // The value part of a `context` block (docs/wire-format.md §4.3), read by all threads of a CTA together, once the keys
-// of the changes are known. Three walks over the changes: the bits below the quotients, the exceptions, the quotients.
+// of the changes are known. It walks over the changes three times: for the bits below the quotients, the exceptions,
+// and the quotients.
 
 #include "cuda/apply/context_places.cuh"
 #include "cuda/apply/decode_exceptions.cuh"
 
 namespace sparsecast::cuda {
 
-/// Decodes the coded words of a block. `changes` are its PlacedChanges, `words` those of its entries.
+/// Decodes the coded words of a block. `changes` are its packed PlacedChanges; `words` receives the words of its
+/// entries.
 template <class T>
 class ContextValueDecoder {
  public:
@@ -17,7 +19,7 @@ class ContextValueDecoder {
                                  PositionsShared& shared, FirstInputError& found)
       : values_(values), count_(count), changes_(changes), words_(words), shared_(shared), found_(found) {}
 
-  /// Writes the coded words; found.any() tells to all threads whether they are valid.
+  /// Writes the coded words. They are valid unless found.any(), which tells all threads of an error.
   __device__ void decode(std::uint32_t exception_rice, ExceptionsShared& shared) {
     parameters_.rice_keys = values_.get(0, 9);
     parameters_.scale = values_.get(9, 9);
@@ -56,8 +58,8 @@ class ContextValueDecoder {
     found_.require(values_.padded_at(static_cast<std::uint32_t>(bits)), InputError::kPadding);
   }
 
-  /// Writes the bits that are stored below the quotients, or 0, as the words. Returns the bit behind them, and sets
-  /// `rice_changes` to the number of quotients.
+  /// Sets each word to the bits that are stored below its quotient, or to 0 if it has no quotient. Returns the bit
+  /// number behind these bits, and sets `rice_changes` to the number of quotients.
   __device__ std::uint64_t read_lows(std::uint32_t& rice_changes) {
     std::uint64_t at = kSigns + std::uint64_t{count_};
     rice_changes = 0;
@@ -65,7 +67,7 @@ class ContextValueDecoder {
       const std::uint32_t own = first + threadIdx.x * kEachDecoded;
       PlacedChange changes[kEachDecoded];
       std::uint32_t low[kEachDecoded] = {};
-      std::uint64_t sums = 0;  // Bits, and quotients.
+      std::uint64_t sums = 0;  // Number of bits (upper half) and of quotients (lower half).
       SPARSECAST_UNROLL
       for (std::uint32_t e = 0; e < kEachDecoded; ++e) {
         if (own + e >= count_) continue;
@@ -74,7 +76,7 @@ class ContextValueDecoder {
         low[e] = parameters_.low_bits(changes[e].key, kWidth);
         sums += std::uint64_t{low[e]} << 32 | 1;
       }
-      // Below 2^28 bits a block.
+      // A block has fewer than 2^28 of these bits.
       const auto scanned = cta_scan(shared_.scan, sums);
       auto bit = static_cast<std::uint32_t>(at + (scanned.before >> 32));
       SPARSECAST_UNROLL
@@ -89,8 +91,8 @@ class ContextValueDecoder {
     return at;
   }
 
-  /// Adds the quotients, of which the first is at bit `at` and the first tail at bit `tail_bit`, to the words, and
-  /// makes coded words of these.
+  /// Adds the quotients to the words and turns these into coded words. The quotients begin at bit `at`, their tails at
+  /// bit `tail_bit`.
   __device__ void add_quotients(std::uint32_t at, std::uint32_t tail_bit) {
     for (std::uint32_t first = 0; first < count_; first += kDecodeChunk) {
       const std::uint32_t own = first + threadIdx.x * kEachDecoded;

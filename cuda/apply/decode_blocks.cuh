@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Decodes one block by all threads of a CTA together, kDecodeChunk changes at a time, and checks every rule of
-// docs/wire-format.md §4. No bound is taken from the payload unchecked: BitString bounds the reads, shared memory is
-// indexed by clipped counts, and elements are written below `span` only.
+// Decodes one block with all threads of a CTA, kDecodeChunk changes at a time, and checks every rule of
+// docs/wire-format.md §4. Bounds from the payload are always checked: BitString bounds the reads, clipped counts index
+// shared memory, and only elements below `span` are written.
 
 #include "cuda/apply/decode_values.cuh"
 #include "cuda/common/views.cuh"
@@ -19,9 +19,9 @@ __device__ inline std::uint32_t coded_words(const ReceivedBlock& block) {
 /// Returns the value codec of the block, which is that of its delta.
 __device__ inline ValueCodec values_of(const ReceivedBlock& block) { return Coding::unpack(block.coding).values; }
 
-/// Calls sink(first, entries) for each chunk of changes: entries [0, entries) of shared.positions and shared.coded are
-/// those of changes `first` and up. Stops without calling it at the chunk in which any thread found an input error.
-/// Returns the error of this thread. The caller may use `shared` for something else after its next barrier.
+/// Calls sink(first, entries) for each chunk of changes. Entries [0, entries) of shared.positions and shared.coded then
+/// hold changes [first, first + entries). If any thread finds an input error in a chunk, stops before calling `sink`
+/// for that chunk. Returns the error of this thread. The caller may reuse `shared` after its next barrier.
 template <class T, class Sink>
 __device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& shared, const Sink& sink) {
   if (block.payload_words > kMostPayloadWords) return InputError::kLength;
@@ -40,7 +40,7 @@ __device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& 
     // any() is also the barrier between decoding and use.
     if (found.any()) break;
     sink(first, entries);
-    // After the last chunk the barrier is the caller's.
+    // After the last chunk, the caller provides the barrier.
     if (first + kDecodeChunk < count) __syncthreads();
   }
   return found.input_error;
@@ -53,8 +53,8 @@ __device__ T* entry_words(const Received& received, const ReceivedBlock& block) 
 }
 
 /// Decodes a block, unless its elements are not of T or it has `context` positions. Calls enter(block) while `shared`
-/// is free for other uses, then sink(block, first, entries) for each chunk as decode_block does. An input error is
-/// recorded in `error_word`, of the control.
+/// is free for other uses, then sink(block, first, entries) for each chunk as decode_block does. Records an input error
+/// in `error_word`, a word of the control.
 template <class T, class Enter, class Sink>
 __device__ void decode_one(const Received& received, const ReceivedBlock& block, DecodeShared<T>& shared,
                            std::uint64_t* error_word, const Enter& enter, const Sink& sink) {
@@ -69,9 +69,9 @@ __device__ void decode_one(const Received& received, const ReceivedBlock& block,
   __syncthreads();
 }
 
-/// Calls sink(block, positions, words, entries) for chunks of the changes of the blocks of elements of T in [at, end),
-/// which are validated: decodes them, or takes their entries where they have `context` positions. CTA n takes every
-/// gridDim.x-th block from the n-th on.
+/// Calls sink(block, positions, words, entries) for the changes of the validated blocks [at, end) with elements of T,
+/// chunk by chunk. Decodes a block, or takes its entries if it has `context` positions. CTA n takes every gridDim.x-th
+/// block from the n-th on.
 template <class T, class Sink>
 __device__ void decode_range(const Received& received, const ReceivedBlock* at, const ReceivedBlock* end,
                              DecodeShared<T>& shared, const Sink& sink) {
@@ -88,7 +88,7 @@ __device__ void decode_range(const Received& received, const ReceivedBlock* at, 
   }
 }
 
-/// Decodes the blocks of elements of T that are listed for a CTA so.
+/// Calls decode_one() for the blocks that are listed for CTAs.
 template <class T, class Enter, class Sink>
 __device__ void decode_listed(const Received& received, DecodeShared<T>& shared, std::uint64_t* error_word,
                               const Enter& enter, const Sink& sink) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// decode_context decodes the `context` blocks of a delta against the live tensors, before the pause, and keeps them as
-// entries, which the pause writes as those of other blocks: the old words tell the places only until they are replaced.
-// A CTA takes one block after another. It reads the payload twice, every old word of the block once, and of each change
-// the sector of its element once more; it writes 4 bytes of scratch a change and the entries. The live tensors are not
-// written. Floor: the bytes of the old words.
+// decode_context decodes the `context` blocks of a delta against the live tensors before the pause. It keeps the result
+// as entries, which are written in the pause like those of other blocks. It must run before the pause, because the
+// places can be decoded only from the old words. A CTA takes one block after another. It reads the payload twice, every
+// old word of the block once, and the memory sector of each changed element once more. It writes the entries and 4
+// bytes of scratch for each change, but not the live tensors. Lower bound: reading the old words once.
 // Grid: as many CTAs as are resident.
 
 #include "cuda/apply/context_values.cuh"
@@ -32,8 +32,8 @@ __device__ OldWords<T> old_words_of(const Received& received, const ReceivedBloc
   return old;
 }
 
-/// Decodes one block to its entries. Returns the input error of this thread. Behind the last use of `shared` is a
-/// barrier.
+/// Decodes one block into its entries. Returns the input error of this thread. A barrier follows the last use of
+/// `shared`.
 template <class T>
 __device__ InputError decode_context_block(const Received& received, const ReceivedBlock& block,
                                            ContextShared& shared) {

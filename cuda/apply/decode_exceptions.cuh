@@ -2,15 +2,15 @@
 #pragma once
 
 // ExceptionDecoder: the exceptions among the ulp magnitudes of one block (docs/wire-format.md §4.2, point 3), read by
-// all threads of a CTA together, kThreads at a time. locate() walks over the gaps and the widths, whose ends only they
-// themselves tell; read() then decodes the exceptions, each call continuing where the one before ended.
+// all threads of a CTA together, kThreads at a time. locate() walks over the gaps and the widths to find where they
+// end, which is not stored. read() then decodes the exceptions; each call continues where the call before ended.
 
 #include "cuda/apply/decode_positions.cuh"
 
 namespace sparsecast::cuda {
 
-/// Exceptions that are not decoded yet; the form with lengths uses only high_bit. Kept in shared memory for the reason
-/// that PositionCursor is.
+/// The exceptions that are not decoded yet. The form with lengths uses only high_bit. It is in shared memory to save
+/// registers, as PositionCursor is.
 struct ExceptionCursor {
   std::uint32_t left;
   std::uint32_t remainder_bit;
@@ -30,7 +30,7 @@ struct ExceptionsShared {
 struct ExceptionFormat {
   std::uint32_t count;      ///< Changes of the block.
   std::uint32_t gap_rice;   ///< `ke`.
-  std::uint32_t high_bits;  ///< An exception has fewer bits than these below its highest one.
+  std::uint32_t high_bits;  ///< Exceptions have fewer bits than this below their highest one bit.
 };
 
 class ExceptionDecoder {
@@ -39,16 +39,16 @@ class ExceptionDecoder {
                               ScanShared& scan, FirstInputError& found)
       : format_(format), values_(values), shared_(shared), scan_(scan), found_(found) {}
 
-  /// Walks over the exceptions, which begin with their number at bit `begin`. Returns the bit behind the last of them,
-  /// or 0 after an input error.
+  /// Walks over the exceptions; their number is stored first, at bit `begin`. Returns the bit number behind the last
+  /// exception, or 0 after an input error.
   __device__ std::uint64_t locate(std::uint64_t begin) {
     if (begin > values_.bits()) return refused(InputError::kOverrun);
-    // All threads read the number of exceptions.
+    // All threads read the number of exceptions, each for itself.
     const auto at = static_cast<std::uint32_t>(begin);
     const std::uint64_t window = values_.get_long(at, 64);
     if (window == 0) return refused(InputError::kOverrun);
     const auto low_bits = static_cast<std::uint32_t>(__ffsll(static_cast<long long>(window))) - 1;
-    // More than the changes of any block.
+    // The number would exceed the changes of any block.
     if (low_bits > kMaxRiceParameter) return refused(InputError::kExceptions);
     const std::uint64_t remainders = begin + 2 * low_bits + 1;
     if (remainders > values_.bits()) return refused(InputError::kOverrun);
@@ -63,8 +63,8 @@ class ExceptionDecoder {
     return locate_widths(cursor);
   }
 
-  /// Calls put(index, high) for each exception with an index below `end` that no call before has taken; `high` is the
-  /// number that the exception stores. Each is the call of one thread, behind a barrier.
+  /// Calls put(index, high) for each exception with an index below `end` that no earlier call of read() has taken;
+  /// `high` is the number that the exception stores. One thread makes each call, after a barrier.
   template <class Put>
   __device__ void read(std::uint32_t end, const Put& put) {
     ExceptionCursor at = shared_.exceptions;
@@ -103,7 +103,7 @@ class ExceptionDecoder {
     return 0;
   }
 
-  /// Walks over the gaps, which must stay within the block, then over the widths, which give the end of the high parts.
+  /// Walks over the gaps, which must stay within the block, then over the widths. Returns the end of the high parts.
   __device__ std::uint64_t locate_widths(ExceptionCursor& cursor) {
     std::uint32_t at = cursor.gap_bit;
     std::uint64_t next = 0;
@@ -135,8 +135,8 @@ class ExceptionDecoder {
 
   __device__ static std::uint32_t batch(std::uint32_t left) { return left < kThreads ? left : kThreads; }
 
-  /// Returns the distance from the index after the previous exception to the index after the one of this thread; 0 if
-  /// the thread has none. Less than 2^46.
+  /// Returns the gap before this thread's exception plus one, which is less than 2^46; 0 if the thread has no
+  /// exception.
   __device__ std::uint64_t step_of(std::uint32_t remainder_bit, std::uint32_t gap_bit, std::uint32_t wanted) const {
     if (threadIdx.x >= wanted) return 0;
     const std::uint64_t quotient = zeros_before(shared_.gap_ones, threadIdx.x, gap_bit);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// PositionDecoder: the positions of one block, read by all threads of a CTA together. locate() finds where the position
-// part ends, which only the codes themselves tell; read() then decodes chunk after chunk, each continuing where the one
-// before ended.
+// PositionDecoder: the positions of one block, read by all threads of a CTA together. locate() walks over the codes to
+// find where the position part ends, which is not stored. read() then decodes chunk after chunk; each call continues
+// where the call before ended.
 
 #include "codec/block.hpp"
 #include "codec/codec_common.hpp"
@@ -12,12 +12,12 @@
 
 namespace sparsecast::cuda {
 
-/// Number of changes that a thread decodes at a time, and that all threads of a CTA do.
+/// Number of changes that one thread decodes at a time, and that all threads of a CTA decode together.
 inline constexpr std::uint32_t kEachDecoded = 4;
 inline constexpr std::uint32_t kDecodeChunk = kEachDecoded * kThreads;
 
-/// State at which the next chunk continues. It is the same for all threads, and kept in shared memory because registers
-/// decide how many CTAs are resident. Thread 0 writes it after a barrier behind which all threads have read it.
+/// State from which the next chunk continues, the same for all threads. It is in shared memory because registers limit
+/// the number of resident CTAs. Thread 0 updates it after a barrier that follows the reads of all threads.
 struct PositionCursor {
   std::uint32_t ones_bit;  ///< packed, bitmap: bit number of the next quotient or element.
   std::uint32_t tail_bit;  ///< packed: bit number of the next tail.
@@ -30,14 +30,14 @@ struct PositionsShared {
   std::uint32_t positions[kDecodeChunk];
 };
 
-/// Where the codes of quotients end.
+/// Ends of the two parts of quotient codes.
 struct QuotientsEnd {
-  std::uint32_t tails = 0;  ///< Bit number of the first tail, behind the last one bit.
+  std::uint32_t tails = 0;  ///< Bit number of the first tail, which follows the last one bit.
   std::uint64_t end = 0;    ///< Bit number behind the last tail; 0 if the string ends before the last one bit.
 };
 
-/// Walks over the codes of `count` quotients from bit `at` on, of at most `most_zeros` zeros each, and calls
-/// visit(i, zeros) for each, in any thread. Leaves the one bits of the last chunk in shared.positions.
+/// Walks over the codes of `count` quotients from bit `at` on, each with at most `most_zeros` zeros. Calls visit(i,
+/// zeros) for each, from any thread. Leaves the bit numbers of the last chunk's one bits in shared.positions.
 template <class Visit>
 __device__ QuotientsEnd walk_quotients(const BitString& bits, std::uint32_t at, std::uint32_t count,
                                        std::uint32_t most_zeros, PositionsShared& shared, FirstInputError& found,
@@ -64,8 +64,8 @@ __device__ QuotientsEnd walk_quotients(const BitString& bits, std::uint32_t at, 
 
 class PositionDecoder {
  public:
-  /// Decodes `count` changes among `span` elements. The coding stays packed in its word: unpacking a field again is
-  /// cheaper than keeping it in a register through the block.
+  /// Decodes `count` changes among `span` elements. `coding` stays packed: unpacking a field again is cheaper than
+  /// keeping it in a register for the whole block.
   __device__ PositionDecoder(std::uint32_t coding, std::uint32_t span, std::uint32_t count, const BitString& payload,
                              PositionsShared& shared, FirstInputError& found)
       : shared_(shared), found_(found), payload_(payload), coding_(coding), span_(span), count_(count) {}
@@ -83,7 +83,7 @@ class PositionDecoder {
         return locate_bitmap();
       case PositionCodec::kDense:
         return end(0);
-      case PositionCodec::kContext:  // decode_context.cuh takes it.
+      case PositionCodec::kContext:  // Decoded by decode_context.cuh.
         break;
     }
     return {};
@@ -95,7 +95,7 @@ class PositionDecoder {
       case PositionCodec::kIndex32:
         return read_index32(first, entries);
       case PositionCodec::kBitmap:
-        // locate_bitmap() has counted them, and none is in the padding.
+        // locate_bitmap() has counted the one bits and found none in the padding.
         find_ones(payload_, cursor().ones_bit, entries, span_, shared_.positions, shared_.scan);
         if (threadIdx.x == 0) cursor().ones_bit = shared_.positions[entries - 1] + 1;
         return;
@@ -127,7 +127,7 @@ class PositionDecoder {
 
   __device__ BitString locate_bitmap() {
     const BitString values = end(span_);
-    // end() has found the same error in all threads.
+    // end() finds the same error in all threads, so no barrier is needed.
     if (found_.input_error != InputError::kNone) return {};
     std::uint32_t own = 0;
     for (std::uint32_t w = threadIdx.x; w < (span_ + 31) / 32; w += kThreads) {
@@ -188,12 +188,12 @@ class PositionDecoder {
         shared_.positions[own + e] = static_cast<std::uint32_t>(next - 1);
       }
     }
-    // A sum beyond the span may be truncated here: the last position of the chunk has just been refused.
+    // A sum beyond the span may be truncated here, because the chunk's last position has just been refused.
     if (threadIdx.x == 0) cursor().next = begin + static_cast<std::uint32_t>(scanned.total);
   }
 
   __device__ void read_packed_gaps(std::uint32_t first, std::uint32_t entries, std::uint64_t (&steps)[kEachDecoded]) {
-    // The positions of a block of one chunk are still there from locate_packed().
+    // If the block has only one chunk, shared.positions still holds the one bits that locate_packed() found.
     const PositionCursor at = cursor();
     if (count_ > kDecodeChunk) {
       find_ones(payload_, at.ones_bit, entries, kMaxQuotientZeros, shared_.positions, shared_.scan);
@@ -213,7 +213,7 @@ class PositionDecoder {
     SPARSECAST_UNROLL
     for (std::uint32_t e = 0; e < kEachDecoded; ++e) {
       if (own + e >= entries) continue;
-      // More zeros than this were refused by locate_packed().
+      // locate_packed() has refused quotients with too many zeros.
       const std::uint32_t tail_bits = zeros[e] > kEscape ? (zeros[e] - kEscape) % 32 : 0;
       const std::uint64_t quotient =
           std::uint64_t{quotient_of_zeros(kEscape + tail_bits)} + payload_.get(tail_bit, tail_bits);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Decodes one block by one warp, without a barrier of the CTA: the payload is copied to shared memory, and its codes
-// are decoded there. It takes the blocks that warp_decodes() accepts, which are most blocks of sparse deltas;
-// decode_blocks.cuh takes the others. It checks every rule of docs/wire-format.md §4 as well, but only says whether all
-// hold: where one does not, a CTA decodes the block again and tells which.
+// Decodes one block with one warp, without a barrier of the CTA: copies the payload to shared memory and decodes its
+// codes there. It takes the blocks that warp_decodes() accepts, which are most blocks of sparse deltas;
+// decode_blocks.cuh takes the others. It also checks every rule of docs/wire-format.md §4, but reports only whether all
+// of them hold. If one does not, a CTA decodes the block again and reports which.
 
 #include "codec/block.hpp"
 #include "codec/codec_common.hpp"
@@ -14,13 +14,13 @@
 
 namespace sparsecast::cuda {
 
-/// Largest payload in words, and most changes and exceptions, of a block that a warp decodes. A lane has at most 31
-/// changes, whose signs it reads together.
+/// Limits of a block that a warp decodes: payload words, changes, and exceptions. A lane has at most 31 changes, whose
+/// signs it reads together.
 inline constexpr std::uint32_t kRunPayloadWords = 512;
 inline constexpr std::uint32_t kRunDecoded = 31 * 32;
 inline constexpr std::uint32_t kRunExceptions = 256;
 
-/// Returns whether a warp decodes blocks like this one.
+/// Returns whether a warp decodes the block.
 __device__ inline bool warp_decodes(const ReceivedBlock& block) {
   const Coding coding = Coding::unpack(block.coding);
   return coding.positions == PositionCodec::kPacked && coding.kv == 0 && !coding.lengths &&
@@ -29,7 +29,7 @@ __device__ inline bool warp_decodes(const ReceivedBlock& block) {
 
 template <class T>
 struct RunDecoded {
-  // A read of a field that ends with the payload may take the word after it.
+  // Reading a field at the end of the payload may also read the word after it.
   std::uint32_t payload[kRunPayloadWords + 2];
   std::uint32_t positions[kRunDecoded];
   T coded[kRunDecoded];
@@ -37,17 +37,17 @@ struct RunDecoded {
   std::uint32_t width_ones[kRunExceptions];
 };
 
-/// Bits in shared memory that hold whole words; bit numbers count from the first.
+/// A bit string of whole words in shared memory.
 struct RunBits {
   const std::uint32_t* words = nullptr;
   std::uint32_t count = 0;
 
   __device__ std::uint32_t bits() const { return count * 32; }
-  /// Returns `width` bits (0 to 31) from `bit` on, which is inside or at the end.
+  /// Returns `width` bits (0 to 31) from `bit` on; `bit` is inside the string or at its end.
   __device__ std::uint32_t get(std::uint32_t bit, std::uint32_t width) const {
     return __funnelshift_r(words[bit / 32], words[bit / 32 + 1], bit) & ((1U << width) - 1);
   }
-  /// Returns `width` bits (0 to 64) from `bit` on, which are inside.
+  /// Returns `width` bits (0 to 64) from `bit` on; all must be inside the string.
   __device__ std::uint64_t get_long(std::uint32_t bit, std::uint32_t width) const {
     std::uint64_t value = 0;
     for (std::uint32_t at = 0; at < width; at += 16) {
@@ -56,11 +56,11 @@ struct RunBits {
     }
     return value;
   }
-  /// Returns whether the bits from `bit`, which is inside or at the end, to the end of its word are zero.
+  /// Returns whether the bits from `bit` (inside the string or at its end) to the end of its word are zero.
   __device__ bool padded_at(std::uint32_t bit) const { return bit % 32 == 0 || words[bit / 32] >> bit % 32 == 0; }
 };
 
-/// Writes the bit numbers of the next `wanted` ones, from bit `from` on, to `ones`. Returns whether there are so many.
+/// Writes the bit numbers of the next `wanted` one bits, from bit `from` on, to `ones`. Returns whether all were found.
 __device__ inline bool find_run_ones(const RunBits& bits, std::uint32_t from, std::uint32_t wanted,
                                      std::uint32_t* ones) {
   std::uint32_t found = 0;
@@ -102,7 +102,7 @@ __device__ inline bool decode_run_positions(const RunBits& payload, std::uint32_
   const std::uint32_t end = tails + scanned_tails.total;
   const std::uint32_t words = (end + 31) / 32;
   if (WarpThreads::any(!valid) || words > payload.count || !payload.padded_at(end)) return false;
-  // The lanes have read what lies at the borders of their shares, and now write there.
+  // The lanes have read the entries at the borders of their shares, and now overwrite them.
   __syncwarp();
   std::uint32_t tail_bit = tails + scanned_tails.before;
   std::uint32_t remainder_bit = share.begin * kp;
@@ -117,7 +117,7 @@ __device__ inline bool decode_run_positions(const RunBits& payload, std::uint32_
       quotient = quotient_of_zeros(quotient) + payload.get(tail_bit, width);
       tail_bit += width;
     }
-    // With larger ones the sums below might not fit into their words.
+    // Larger quotients could overflow the sums below.
     valid = valid && quotient <= most;
     distance += (quotient << kp | payload.get(remainder_bit, kp)) + 1;
     remainder_bit += kp;
@@ -131,14 +131,14 @@ __device__ inline bool decode_run_positions(const RunBits& payload, std::uint32_
   return true;
 }
 
-/// Decodes the exceptions of a block with `ulp` words, from bit `at` of the values on, over the words of magnitude 0,
-/// which the lanes may have written just before: find_run_ones() ends with a barrier.
+/// Decodes the exceptions of a block with `ulp` words, from bit `at` of the values on, and overwrites words of
+/// magnitude 0. The lanes may have written these words just before, because find_run_ones() ends with a barrier.
 template <class T>
 __device__ bool decode_run_exceptions(const RunBits& values, std::uint32_t at, std::uint32_t count, std::uint32_t ke,
                                       RunDecoded<T>& run) {
   constexpr std::uint32_t kWidth = 8 * sizeof(T);
   constexpr T kHalf = static_cast<T>(T{1} << (kWidth - 1));
-  // There are words after the payload, and the number of exceptions is less than 2^10.
+  // The read may pass the end, since words follow the payload; the number of exceptions is less than 2^10.
   const std::uint32_t low_bits = static_cast<std::uint32_t>(__ffs(static_cast<int>(values.get(at, 31)))) - 1;
   if (low_bits > 10 || at + 2 * low_bits + 1 > values.bits()) return false;
   const std::uint32_t number = (1U << low_bits | values.get(at + low_bits + 1, low_bits)) - 1;
@@ -213,7 +213,7 @@ __device__ bool decode_copied(const ReceivedBlock& block, RunDecoded<T>& run) {
 }
 
 /// Decodes the changes of a block that a warp decodes to run.positions and run.coded and returns whether it is valid.
-/// All lanes return the same. They need no barrier between their uses of these and the next call.
+/// All lanes return the same value. No barrier is needed between their uses of the changes and the next call.
 template <class T>
 __device__ bool decode_run(const ReceivedBlock& block, RunDecoded<T>& run) {
   const std::uint32_t* const payload = in_global(block.payload);

@@ -2,8 +2,8 @@
 #pragma once
 
 // ValueDecoder: the coded words of one block, read by all threads of a CTA together. locate() walks over the streams
-// whose ends are not stated (gaps and widths of the exceptions) and checks that the payload ends where they end; read()
-// then decodes chunk after chunk, each continuing where the one before ended.
+// whose ends are not stored (gaps and widths of the exceptions) and checks that the payload ends with them. read() then
+// decodes chunk after chunk; each call continues where the call before ended.
 
 #include "cuda/apply/decode_exceptions.cuh"
 
@@ -19,7 +19,7 @@ class ValueDecoder {
  public:
   static constexpr std::uint32_t kWidth = 8 * sizeof(T);
 
-  /// Decodes the words of `count` changes. PositionDecoder says why `coding` stays packed.
+  /// Decodes the words of `count` changes. `coding` stays packed for the reason that PositionDecoder gives.
   __device__ ValueDecoder(std::uint32_t coding, std::uint32_t count, DecodeShared<T>& shared, FirstInputError& found)
       : shared_(shared), found_(found), coding_(coding), count_(count) {}
 
@@ -49,7 +49,7 @@ class ValueDecoder {
       shared_.coded[i] = code(low_magnitude(first + i), first + i);
     }
     exceptions().read(first + entries, [&](std::uint32_t index, std::uint64_t high) {
-      // The low parts of the chunk were written before the barriers of the call.
+      // The chunk's low parts were written before the barriers inside read().
       if (index >= first) shared_.coded[index - first] = code(high << kept_bits() | low_magnitude(index), index);
     });
   }
@@ -89,7 +89,7 @@ class ValueDecoder {
     return values_.get_long(count_ + i * kept_bits(), kept_bits());
   }
 
-  /// Returns the coded word of change i; an input error if the magnitude does not fit.
+  /// Returns the coded word of change i. Records an input error if the magnitude does not fit.
   __device__ T code(std::uint64_t magnitude, std::uint32_t i) {
     constexpr std::uint64_t kHalf = std::uint64_t{1} << (kWidth - 1);
     const bool negative = values_.get(i, 1) != 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Decodes and applies deltas on a device, with the decisions and the error texts of the CPU's FrameReader and
-// apply_block. Plain C++ without a CUDA header, for code that chooses a backend.
+// Decodes and applies deltas on a device, accepting, rejecting and reporting errors exactly as the CPU's FrameReader
+// and apply_block do. Plain C++ without a CUDA header, for code that chooses a backend.
 
 #include <chrono>
 #include <cstdint>
@@ -33,8 +33,8 @@ struct DeviceApplierOptions {
   std::optional<std::uint64_t> entry_bytes = {};
   /// Time limit of one wait for the device.
   std::chrono::milliseconds deadline{60'000};
-  /// Called after each enqueued step ("inspect", "directories", "validate", "apply", "digest"), and with "" where the
-  /// host has worked in between. Benchmarks record an event there.
+  /// Called after each enqueued step with its name ("inspect", "directories", "validate", "apply", "digest"), and with
+  /// "" before a step that follows work of the host. Benchmarks record an event there.
   std::function<void(const char* step)> after_step = nullptr;
 };
 
@@ -52,17 +52,17 @@ struct StreamFrames {
 /// failures of the device.
 class DeviceApplier {
  public:
-  /// `tensors` are parallel to the joined table.
+  /// `tensors` are the live tensors, parallel to the joined table.
   DeviceApplier(JoinedTables tables, const std::vector<TensorRef>& tensors, const DeviceApplierOptions& options = {});
   DeviceApplier(DeviceApplier&&) noexcept;
   ~DeviceApplier();
 
-  /// Verifies all FRAME records of the deltas, at most one a stream: checksums, fields, directories, and every block.
-  /// Waits for the device twice. Writes nothing to the tensors. The records must not change until their last use; two
-  /// streams may share them. Throws Error{kCorrupt} or {kForeignStream} as the CPU does, and {kUnsupported} for a body
-  /// compressed with zstd.
+  /// Verifies all FRAME records of the deltas (at most one delta a stream): checksums, fields, directories, and every
+  /// block. Waits for the device twice. Writes nothing to the tensors. The records must not change until their last
+  /// use; two streams may share them. Throws Error{kCorrupt} or {kForeignStream} as the CPU does, and {kUnsupported}
+  /// for a body compressed with zstd.
   void stage(std::span<const StreamFrames> deltas, CUstream_st* stream);
-  /// Does it for the only stream.
+  /// Stages a delta of the only stream.
   void stage(const DeltaHeader& header, std::span<const DeviceRecord> frames, CUstream_st* stream);
   /// Returns the headers of the staged frames, delta after delta; the caller compares them with the COMMITs.
   const std::vector<FrameHeader>& frames() const noexcept;
@@ -70,18 +70,19 @@ class DeviceApplier {
   /// Enqueues writing the staged deltas to the tensors, one launch for each element size, and returns.
   /// Direction::kInverse needs `xor` or `ulp` words (Error{kUsage}).
   void apply(Direction direction, CUstream_st* stream);
-  /// Enqueues writing back the bits that the last apply(), in either direction, has replaced.
+  /// Enqueues writing back the bits that the last apply(), in either direction, has replaced. Throws Error{kUsage} if
+  /// no replaced bits are kept.
   void restore(CUstream_st* stream);
-  /// Enqueues taking back the last apply(kForward): by the replaced bits where they are kept, or else by the inverse.
+  /// Enqueues undoing the last apply(kForward): from the replaced bits if they are kept, otherwise by the inverse.
   void roll_back(CUstream_st* stream);
   /// Waits for the last apply() or restore() and returns the change of the digest of each tensor.
   std::vector<StateDigest> digest_changes();
 
   /// Prepares the staged delta for expand(), the alternative to apply() for engines whose loader takes NaN-masked
   /// tensors (sparsecast/nan_masked.hpp). Checks that NaN-masked tensors can carry the delta, writes nothing, and
-  /// waits. Returns the change of the digest once every tensor of expansion_tensors() has been copied. Throws
-  /// Error{kUnsupported} naming the tensor whose dtype has no NaNs, or the element that would become one; {kUsage} for
-  /// kInverse of `raw` words.
+  /// waits. Returns the change that the digest will show once every tensor of expansion_tensors() has been copied.
+  /// Throws Error{kUnsupported} naming the tensor whose dtype has no NaNs, or the element that would become a NaN, and
+  /// {kUsage} for kInverse with `raw` words.
   StateDigest prepare_expansion(Direction direction, CUstream_st* stream);
   /// Returns the indices of the tensors that the delta changes, ascending; the loader need not see the others.
   const std::vector<std::size_t>& expansion_tensors() const noexcept;
@@ -91,11 +92,11 @@ class DeviceApplier {
   /// prepare_expansion().
   void expand(std::size_t tensor, void* d_out, CUstream_st* stream);
 
-  /// Throws Error{kUsage} that names a tensor whose memory is gone. For callers, before they apply; stage() and
-  /// digests() ask for what they read themselves.
+  /// Throws Error{kUsage} naming the tensor if the memory of a live tensor is no longer mapped. Callers call it before
+  /// they apply; stage() and digests() check the tensors that they read.
   void require_mapped() const;
 
-  /// Reads tensors [first, first + count) in full, waits, and returns their digests: their terms of digest_tensors.
+  /// Reads tensors [first, first + count) in full, waits, and returns each tensor's term of the sum in digest_tensors.
   std::vector<StateDigest> digests(std::size_t first, std::size_t count, CUstream_st* stream);
 
  private:

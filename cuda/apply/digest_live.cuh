@@ -2,9 +2,9 @@
 #pragma once
 
 // digest_live: the state digest (docs/wire-format.md §6) of live tensors, which it reads in full. Contiguous tensors
-// are read in vectors of 16 bytes wherever these begin, and the counter of an element comes from that of the one before
-// by an addition. A view takes its divisions for each element. Grid: a few CTAs on each multiprocessor; each takes one
-// slice after another.
+// are read in vectors of 16 bytes from their first 16-byte boundary on, and an addition gives the digest counter of the
+// next element. Strided views cost their divisions for each element. Grid: a few CTAs on each multiprocessor; each
+// takes one slice after another.
 
 #include "cuda/apply/directories.cuh"
 
@@ -17,7 +17,7 @@ struct LongSum {
 
   __device__ void add_product(std::uint32_t a, std::uint32_t b) {
 #if defined(__CUDA_ARCH__)
-    // Two instructions. In C++ the carry takes a comparison of 64 bits.
+    // In assembly, because the carry costs a comparison of 64 bits in C++.
     auto word = static_cast<std::uint32_t>(low);
     auto high = static_cast<std::uint32_t>(low >> 32);
     asm("mad.lo.cc.u32 %0, %3, %4, %0;\n\tmadc.hi.cc.u32 %1, %3, %4, %1;\n\taddc.u32 %2, %2, 0;"
@@ -32,7 +32,8 @@ struct LongSum {
   }
 };
 
-/// Sum of the digests of a thread's elements, in the halves of their products, whose carries are passed on at the end.
+/// Sum of the digests of a thread's elements. The halves of their products are summed separately; total() adds the
+/// carries.
 struct DigestHalves {
   LongSum low;
   LongSum middle;
@@ -59,7 +60,7 @@ struct DigestHalves {
   }
 };
 
-/// Adds the digest of the elements of a vector of 16 bytes, of which the first has this counter.
+/// Adds the digest of the elements of a vector of 16 bytes; `counter` is that of its first element.
 template <class T>
 __device__ void digest_vector(const uint4& vector, std::uint64_t counter, std::uint64_t key_hi, DigestHalves& sum) {
   const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
@@ -103,7 +104,7 @@ __device__ void digest_vectors(const LiveTensor& tensor, std::uint64_t begin, st
   }
 }
 
-/// Adds the digest of the elements from `begin`, the first of a tile, to `end`.
+/// Adds the digest of the elements [begin, end); `begin` is the first element of a tile.
 template <class T>
 __device__ void digest_elements(const Received& received, const LiveTensor& tensor, std::uint64_t begin,
                                 std::uint64_t end, DigestHalves& sum) {

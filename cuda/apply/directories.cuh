@@ -2,8 +2,8 @@
 #pragma once
 
 // Reads the headers and directories of received frames and checks the rules of docs/wire-format.md §2.3 and §4 down to
-// the block entries. inspect_frames reads every byte of the frames once; read_directories reads about 24 bytes a block
-// and writes 64.
+// the block entries. inspect_frames reads every byte of the frames once; read_directories reads about 24 bytes and
+// writes 64 bytes for each block.
 
 #include "codec/block.hpp"
 #include "cuda/apply/decode_runs.cuh"
@@ -13,15 +13,15 @@
 
 namespace sparsecast::cuda {
 
-/// Number of 8-byte words of a frame that a CTA sums at a time.
+/// Size of a slice: the number of 8-byte words of a frame that a CTA sums at a time.
 inline constexpr std::uint32_t kInspectWords = 8192;
 
 struct InspectShared {
   CtaDigest::TempStorage digest;
 };
 
-/// Copies the header of each frame and sums the words after it. `slices`: number of slices of kInspectWords in the
-/// longest frame.
+/// Copies the header of each frame and sums the words after it. `slices` is the number of slices of kInspectWords words
+/// in the longest frame.
 static __global__ void __launch_bounds__(kThreads) inspect_frames(Received received, std::uint32_t slices) {
   SPARSECAST_SHARED(InspectShared, shared);
   const std::uint64_t all = std::uint64_t{received.frame_count} * slices;
@@ -51,8 +51,8 @@ struct DirectoryShared {
   ScanShared scan;
 };
 
-/// Checks the groups of a frame and finds where the blocks of each begin. Returns false to all threads if a rule is
-/// broken.
+/// Checks the groups of a frame and stores the number of the first block of each group. Returns false to all threads if
+/// a rule is broken.
 __device__ inline bool read_groups(const Received& received, const ReceivedFrame& frame, std::uint32_t tensor_count,
                                    DirectoryShared& shared) {
   const auto* groups = reinterpret_cast<const std::uint32_t*>(frame.record + kFrameHeaderBytes);
@@ -94,7 +94,7 @@ __device__ inline void list_for_cta(const Received& received, std::uint32_t numb
   received.cta_blocks[atomicAdd(&received.control->cta_blocks, 1U)] = number;
 }
 
-/// Checks one block entry by itself and fills in the fields that do not depend on other entries.
+/// Checks one block entry on its own and fills in the fields that do not depend on other entries.
 __device__ inline InputError read_entry(const std::uint32_t* entry, const LiveTensor& tensor,
                                         const ReceivedStream& stream, ReceivedBlock& block) {
   const std::uint32_t tiles = (entry[1] >> 24) + 1;
@@ -113,8 +113,8 @@ __device__ inline InputError read_entry(const std::uint32_t* entry, const LiveTe
   return possible ? InputError::kNone : InputError::kCoding;
 }
 
-/// Returns whether the first block of a frame lies after the last block of the frame before, as far as the counts of
-/// that one are right.
+/// Returns whether the first block of a frame lies after the last block of the frame `before`. The result is only
+/// meaningful if the counts in the header of `before` are right.
 __device__ inline bool follows_frame(const ReceivedFrame& before, std::uint32_t tensor, std::uint32_t first_tile) {
   const auto* body = reinterpret_cast<const std::uint32_t*>(before.record + kFrameHeaderBytes);
   const std::uint32_t last_tensor = body[2 * (before.groups - 1)];
@@ -139,7 +139,7 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
   for (std::uint32_t first = 0; first < frame.blocks; first += kThreads) {
     const std::uint32_t b = first + threadIdx.x;
     ReceivedBlock block;
-    std::uint32_t undo_words = 0;  // Of 8 bytes: at most 2^22, those of a section.
+    std::uint32_t undo_words = 0;  // Number of 8-byte words: at most 2^22, the elements of a section.
     if (b < frame.blocks) {
       const std::uint32_t* entry = entries + 4 * std::uint64_t{b};
       const std::uint32_t group = group_of(begins, frame.groups, b);
@@ -169,7 +169,7 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
         undo_words = (((dense ? block.span : block.changed) << block.element_shift) + 7) / 8;
       }
     }
-    // Changes are below 2^24 a block.
+    // A block has fewer than 2^24 changes.
     const auto sums = cta_scan(shared.scan, std::uint64_t{b < frame.blocks ? block.changed : 0} << 32 | undo_words);
     block.first_change = frame.first_change + changed + (sums.before >> 32);
     block.undo = undo + 8 * (sums.before & 0xFFFFFFFFU);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Input errors as kernels report them: each thread keeps the first reason it finds, and the error word in the control
-// keeps that of the lowest block.
+// Input errors as kernels report them. Each thread keeps the first error that it finds, and the error word in the
+// control keeps the error of the lowest block.
 
 #include "cuda/apply/received.hpp"
 #include "cuda/common/device_api.hpp"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Messages for the input errors of kernels that the CPU's reader does not find when it decodes the frame again.
+// Messages for input errors that a kernel found and that the CPU's reader does not find when it decodes the frame
+// again.
 
 #include "cuda/apply/received.hpp"
 

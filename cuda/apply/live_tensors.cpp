@@ -10,19 +10,19 @@
 namespace sparsecast::cuda {
 namespace {
 
-// Numbers of CUpointer_attribute and CUmemorytype (cuda.h).
+// Values of the enums CUpointer_attribute and CUmemorytype (cuda.h).
 enum PointerAttribute : int { kMemoryType = 2, kIsManaged = 8, kMapped = 13 };
 constexpr std::uint64_t kHostMemoryType = 1;
-/// The least that is mapped at a time.
+/// The smallest unit of memory that the driver maps.
 constexpr std::uintptr_t kMappedBytes = std::uintptr_t{2} << 20;
 
-/// Returns whether the device reaches memory at `d_memory`; true where the driver does not answer.
+/// Returns whether the device can access memory at `d_memory`; true if the driver does not answer.
 bool is_mapped(const void* d_memory) {
   using GetAttributes = int(unsigned count, int* attributes, void** values, std::uintptr_t d_memory);
   static GetAttributes* const get_attributes = driver_function<GetAttributes>("cuPointerGetAttributes");
   if (get_attributes == nullptr) return true;
   int attributes[] = {kMemoryType, kIsManaged, kMapped};
-  std::uint64_t type = 0;  // The driver fills one byte, or four.
+  std::uint64_t type = 0;  // The driver writes one byte or four.
   std::uint64_t managed = 0;
   std::uint64_t mapped = 0;
   void* values[] = {&type, &managed, &mapped};

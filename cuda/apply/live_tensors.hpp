@@ -7,14 +7,14 @@
 
 namespace sparsecast::cuda {
 
-/// Returns the entries that the kernels need of the tensors of an applier, and adds their views to `plan`, the plan of
+/// Returns an entry for each tensor of an applier, for the kernels, and adds the tensors' views to `plan`, the plan of
 /// the table. Throws Error{kUsage} naming the tensor if its memory does not fit.
 std::vector<LiveTensor> describe_live(const TensorTable& table, const std::vector<TensorRef>& tensors, TilePlan& plan);
 
-/// Throws Error{kUsage} naming the tensor if one of tensors [first, first + count) begins where no memory is: it was
-/// freed, or an engine that sleeps has taken it away and kept the address. A kernel that touched it would end the use
-/// of the device for the whole process. Asks the driver once for tensors in a row that begin in the same 2 MiB, of
-/// which whole ones are mapped and taken away; passes where the driver does not answer.
+/// Throws Error{kUsage} naming the tensor if one of tensors [first, first + count) begins at an address without memory:
+/// the memory was freed, or a sleeping engine unmapped it and kept the address. A kernel that accessed it would make
+/// the device unusable for the whole process. Memory is mapped and unmapped in units of 2 MiB, so successive tensors
+/// that begin in the same 2 MiB cost one query of the driver. Does not throw if the driver does not answer.
 void require_mapped(const TensorTable& table, const std::vector<LiveTensor>& live, std::size_t first,
                     std::size_t count);
 

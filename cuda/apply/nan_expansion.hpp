@@ -16,23 +16,22 @@ namespace sparsecast::cuda {
 
 class NanExpansion {
  public:
-  /// Loads the kernels of this class, and those with which loaders take its tensors (device_masked_copy), for the
-  /// element sizes of a table; `loader` must only load.
+  /// Loads the kernels of this class and of device_masked_copy, with which loaders copy the expanded tensors, for the
+  /// element sizes of a table. `loader` must have loads_only set.
   static void load_kernels(const bool (&sizes)[4], const DeviceStream& loader);
 
-  /// Checks the delta whose validated blocks `received` describes, writes nothing, and waits. Returns the change of the
-  /// digest once every tensor has been copied. `sizes` says which element sizes the table has, by their binary
-  /// logarithm. Throws as NanMaskedDelta does, and Error{kCorrupt} if the frames have changed since they were
-  /// validated.
+  /// Checks the delta whose validated blocks `received` describes, writes nothing, and waits. Returns the change that
+  /// the digest will show once every tensor has been copied. sizes[s] says whether the table has elements of 2^s bytes.
+  /// Throws as NanMaskedDelta does, and Error{kCorrupt} if the frames have changed since they were validated.
   StateDigest prepare(const TensorTable& table, const Received& received, const bool (&sizes)[4], Direction direction,
                       const HostWait& host, const DeviceStream& device);
-  /// Invalidates prepare(): the live tensors or the frames have changed.
+  /// Invalidates prepare(), because the live tensors or the frames have changed.
   void forget() noexcept { prepared_ = false; }
 
   /// Returns the indices of the tensors that the delta changes, ascending; valid after prepare().
   const std::vector<std::size_t>& tensors() const noexcept { return tensors_; }
-  /// Enqueues filling the contiguous tensor at `d_out` with NaNs and the new values. Throws Error{kUsage} without a
-  /// prepare() for this state of the live tensors, and {kUnsupported} for a dtype without NaNs.
+  /// Enqueues filling the contiguous tensor at `d_out` with NaNs and the new values. Throws Error{kUsage} unless
+  /// prepare() was called for the current live tensors, and {kUnsupported} for a dtype without NaNs.
   void expand(const TensorTable& table, const Received& received, std::size_t tensor, void* d_out,
               const DeviceStream& device) const;
 

@@ -6,7 +6,7 @@
 namespace sparsecast::cuda {
 namespace {
 
-constexpr unsigned kStreamCtas = 8;  ///< Grid of kernels that stream over elements: as many threads as fit.
+constexpr unsigned kStreamCtas = 8;  ///< CTAs on a multiprocessor for kernels that stream over elements: all that fit.
 
 unsigned grid_of_elements(std::uint64_t threads, const DeviceStream& device) {
   return grid_for((threads + kThreads - 1) / kThreads, kStreamCtas, device);
@@ -27,7 +27,7 @@ void with_size(unsigned size, const Body& body) {
   }
 }
 
-/// Returns the word repeated through 64 bits.
+/// Returns 64 bits filled with copies of `word`, which has the size of T.
 template <class T>
 std::uint64_t repeated(std::uint64_t word) {
   return static_cast<T>(word) * (~std::uint64_t{0} / static_cast<T>(~T{0}));

@@ -11,7 +11,7 @@
 
 namespace sparsecast::cuda {
 
-/// Resident CTAs on a multiprocessor, limited by registers; check_new_values needs more of them for the digest.
+/// Resident CTAs on a multiprocessor, limited by registers. check_new_values needs more registers, for the digest.
 inline constexpr unsigned kExpandCtas = 3;
 inline constexpr unsigned kCheckCtas = 2;
 
@@ -34,7 +34,7 @@ struct CheckShared {
   };
 };
 
-/// Reports the first element that the delta would turn into a NaN; an element that does not change may be one.
+/// Reports the first element that the delta would turn into a NaN. Elements that do not change may be NaNs.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kCheckCtas)
     check_new_values(Received received, Pass pass, ExpansionControl* control) {
@@ -97,7 +97,7 @@ __device__ T vector_element(const uint4& vector, std::uint32_t e) {
 
 __device__ inline bool is_aligned_for_vectors(const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; }
 
-/// Writes `fill` to all elements; `vector` is 16 bytes of it.
+/// Writes `fill` to all elements; `vector` repeats `fill` through 16 bytes.
 template <class T>
 __global__ void __launch_bounds__(kThreads) fill_elements(T* out, std::uint64_t elements, T fill, uint4 vector) {
   const std::uint64_t own = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x;

@@ -21,12 +21,14 @@ struct BlockRange {
 };
 
 struct ExpansionControl {
-  std::uint64_t nan_input_error = kNoInputError;  ///< Lowest (block << 24 | position in the block) that becomes a NaN.
+  /// Lowest (block << 24 | position in the block) of an element that becomes a NaN.
+  std::uint64_t nan_input_error = kNoInputError;
   std::uint64_t digest_lo = 0;
   std::uint64_t digest_hi = 0;
 };
 
-/// Enqueues finding the range of blocks of each tensor; `d_ranges` has an entry for each, zero before.
+/// Enqueues finding the range of blocks of each tensor. `d_ranges` has an entry for each tensor, zero before the
+/// launch.
 void launch_find_tensor_blocks(const Received& received, BlockRange* d_ranges, const DeviceStream& device);
 /// Enqueues checking that no element of 2^size bytes becomes a NaN. `pass` is kForward or kInverse.
 void launch_check_new_values(unsigned size, const Received& received, Pass pass, ExpansionControl* d_control,

@@ -10,10 +10,10 @@
 //   entries  --write_entries-->  live tensors
 //   blocks without entries  --decode_runs and decode_blocks, kForward-->  live tensors
 //
-// Entries, a position and a coded word of each change, are what decode_runs keeps of its blocks where there is memory
-// for all of a delta's, and decode_context always.
-// An input error is recorded as (number of the block among all << 8 | reason). The lowest one is kept, and nothing
-// is written if there is one.
+// An entry is the position and the coded word of a change. decode_context always keeps the entries of its blocks;
+// decode_runs keeps them if there is memory for all entries of the delta.
+// An input error is recorded as (number of the block in all frames << 8 | reason). The lowest error is kept, and no
+// weight is written if there is any.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,18 +27,18 @@ namespace sparsecast::cuda {
 enum class InputError : std::uint8_t {
   kNone = 0,
   // Errors in the directory.
-  kGroup,   ///< A tensor index, the order of groups, or their numbers of blocks.
+  kGroup,   ///< A tensor index, the order of the groups, or their block counts.
   kExtent,  ///< A block reaches beyond its tensor or section, or has an impossible number of changes.
   kCoding,
   kPayloadRange,
-  kOrder,    ///< Blocks overlap or are out of order, within a frame or from one to the next.
-  kChanged,  ///< The blocks do not add up to the frame's changes.
+  kOrder,    ///< Blocks overlap or are out of order, in a frame or between frames.
+  kChanged,  ///< The changes of the blocks do not add up to those of the frame.
   // Errors in a payload.
   kPosition,
   kOverrun,  ///< A code runs past the payload's end.
-  kLength,   ///< The payload is longer than its codes, or not of the length of its words.
+  kLength,   ///< The payload is longer than its codes, or its size is not that of its words.
   kPadding,
-  kQuotient,  ///< More zeros than any gap has.
+  kQuotient,  ///< A unary quotient has more zeros than any gap can have.
   kBitmapCount,
   kMagnitude,
   kExceptions,  ///< The number, parameter or indices of the exceptions.
@@ -54,17 +54,17 @@ struct LiveTensor {
   std::uint64_t elements = 0;
   std::uint64_t key_lo = 0;
   std::uint64_t key_hi = 0;
-  std::uint8_t element_shift = 0;       ///< Logarithm of the element's bytes.
-  UlpOrder order = UlpOrder::kInteger;  ///< Of the dtype.
-  std::uint32_t view = kNoView;         ///< Index among the views.
-  std::uint32_t digest_view = kNoView;  ///< Index of the view that gives the place of its elements in the digest.
+  std::uint8_t element_shift = 0;       ///< Binary logarithm of the element size in bytes.
+  UlpOrder order = UlpOrder::kInteger;  ///< Number order of the dtype.
+  std::uint32_t view = kNoView;         ///< Index in Received::views.
+  std::uint32_t digest_view = kNoView;  ///< Index of the view that gives its elements' places in the digest.
   NanPattern nan;
   DType dtype = DType::kBF16;
 };
 
-/// A delta stream of a staging; its frames end where those of the next one begin.
+/// A delta stream that is being staged. Its frames end where the frames of the next stream begin.
 struct ReceivedStream {
-  std::uint32_t first_tensor = 0;  ///< Index among all tensors; the indices in its frames count from here.
+  std::uint32_t first_tensor = 0;  ///< Index among all tensors; tensor indices in its frames count from here.
   std::uint32_t tensor_count = 0;
   std::uint32_t first_frame = 0;
   ValueCodec values = ValueCodec::kUlp;
@@ -76,16 +76,16 @@ struct ReceivedStream {
 struct ReceivedFrame {
   const std::byte* record = nullptr;
   std::uint64_t changed = 0;
-  std::uint64_t first_change = 0;  ///< Number of its first change among those of all frames.
+  std::uint64_t first_change = 0;  ///< Number of its first change among the changes of all frames.
   std::uint32_t record_bytes = 0;
   std::uint32_t body_bytes = 0;
   std::uint32_t groups = 0;
   std::uint32_t blocks = 0;
-  std::uint32_t first_block = 0;  ///< Number of its first block among those of all frames.
+  std::uint32_t first_block = 0;  ///< Number of its first block among the blocks of all frames.
   std::uint32_t stream = 0;
 };
 
-/// Words and sums of a frame from which the host checks its header and checksum.
+/// Header words and sums of a frame, from which the host checks the header and the checksum.
 struct FrameInspection {
   std::uint64_t header[8] = {};
   std::uint64_t last_word = 0;
@@ -97,7 +97,7 @@ struct FrameInspection {
 struct ReceivedBlock {
   const std::uint32_t* payload = nullptr;
   std::uint64_t undo = 0;          ///< Offset of its replaced bits in the undo record of its frame.
-  std::uint64_t first_change = 0;  ///< Number of its first change, and of its first entry, among those of all frames.
+  std::uint64_t first_change = 0;  ///< Number of its first change, and of its first entry, in all frames.
   std::uint32_t payload_words = 0;
   std::uint32_t tensor = 0;
   std::uint32_t first_tile = 0;
@@ -106,7 +106,7 @@ struct ReceivedBlock {
   std::uint32_t coding = 0;
   std::uint32_t frame = 0;
   std::uint16_t element_shift = 0;
-  bool for_cta = false;  ///< Listed in cta_blocks; all others are decoded by a warp (decode_runs.cuh).
+  bool for_cta = false;  ///< Listed in cta_blocks. A warp decodes the others (decode_runs.cuh).
 };
 
 /// Returns whether the block has `context` positions, so that decode_context decodes it.
@@ -117,7 +117,7 @@ SPARSECAST_HD bool is_context(const ReceivedBlock& block) {
 struct ReceiveControl {
   std::uint64_t directory_input_error = kNoInputError;
   std::uint64_t block_input_error = kNoInputError;
-  /// Error that a pass after validation has found: the block's bytes have changed since.
+  /// Error found by a pass after validation, which means that the block's bytes have changed since.
   std::uint64_t changed_input_error = kNoInputError;
   std::uint64_t undo_bytes = 0;
   std::uint32_t cta_blocks = 0;  ///< Number of blocks listed in cta_blocks.
@@ -131,20 +131,20 @@ struct Received {
   const ReceivedStream* streams = nullptr;
   const ReceivedFrame* frames = nullptr;
   FrameInspection* inspections = nullptr;
-  std::uint32_t* group_begins =
-      nullptr;  ///< Entries of a frame start at its first_block, since it has no more groups than blocks.
+  /// First block of each group. The items of a frame start at its first_block, since it has no more groups than blocks.
+  std::uint32_t* group_begins = nullptr;
   ReceivedBlock* blocks = nullptr;
-  std::uint32_t* cta_blocks = nullptr;      ///< Numbers of the blocks that a CTA decodes, in no order.
-  std::uint64_t* frame_undo = nullptr;      ///< Undo bytes of each frame; after place_undo the offset of its record.
-  std::byte* undo = nullptr;                ///< Undo records; null if replaced bits are not kept.
+  std::uint32_t* cta_blocks = nullptr;  ///< Numbers of the blocks that a CTA decodes, in no order.
+  std::uint64_t* frame_undo = nullptr;  ///< Undo bytes of each frame; after place_undo, the offset of its undo record.
+  std::byte* undo = nullptr;            ///< Undo records; null if replaced bits are not kept.
   std::uint64_t* digest_changes = nullptr;  ///< Low and high word of the digest change of each tensor.
   // Indexed by change.
-  std::uint32_t* entry_positions = nullptr;  ///< In the block; null if entries are not kept.
-  std::byte* entry_words = nullptr;          ///< Those of a block are of its element size and lie together.
+  std::uint32_t* entry_positions = nullptr;  ///< Relative to the block; null if entries are not kept.
+  std::byte* entry_words = nullptr;          ///< The words of a block have its element size and are contiguous.
   ReceiveControl* control = nullptr;
   std::uint32_t frame_count = 0;
   std::uint32_t block_count = 0;
-  std::uint32_t entry_word_bytes = 0;  ///< The largest element size in bytes: room for the word of an entry.
+  std::uint32_t entry_word_bytes = 0;  ///< Bytes reserved for an entry's word: the largest element size.
   std::uint32_t* changes = nullptr;    ///< Scratch of decode_context, indexed by change.
 };
 

@@ -14,7 +14,7 @@ using layout::corrupt;
 
 namespace {
 
-/// Parses and checks a frame header as parse_frame_header does, from the words and sums that the device has gathered.
+/// Parses and checks a frame header as parse_frame_header does, from the words and sums that the device collected.
 FrameHeader check_header(const FrameInspection& inspection, std::uint32_t record_bytes) {
   const FrameHeader frame = check_frame_fields(std::as_bytes(std::span(inspection.header)), record_bytes, [&] {
     return StateDigest{{inspection.sum_lo, inspection.sum_hi}};
@@ -100,7 +100,7 @@ void DeviceApplier::State::inspect(std::span<const StreamFrames> deltas) {
   host_.wait(device_stream_.stream, "read the frames");
 }
 
-/// Checks the header of the frame with index `frame`, which stands where that of `sequence` belongs in its delta.
+/// Checks the header of the frame with index `frame`, which must be frame number `sequence` of its delta.
 FrameHeader DeviceApplier::State::check_header_at(const StreamFrames& delta, std::uint32_t sequence,
                                                   std::size_t frame) const {
   const std::uint32_t record_bytes = frames()[frame].record_bytes;
@@ -120,7 +120,7 @@ FrameHeader DeviceApplier::State::check_header_at(const StreamFrames& delta, std
   }
 }
 
-/// Names the place of a frame, and the stream where there are several.
+/// Returns text that names a frame, and its stream if there are several.
 std::string DeviceApplier::State::context_of(const StreamFrames& delta, std::uint32_t sequence) const {
   if (tables_.streams() == 1) return fmt::format("frame {}", sequence);
   return fmt::format("stream {}, tensors from '{}', frame {}", delta.stream, (*tables_.table(delta.stream))[0].name,
@@ -152,7 +152,8 @@ void DeviceApplier::State::check_headers(std::span<const StreamFrames> deltas) {
 /// Entries take at most 1/kEntriesOfFree of the device's free memory; the engine may need the rest.
 constexpr std::uint64_t kEntriesOfFree = 4;
 
-/// Makes room for the entries of the staged deltas, if there may be so many; without it the pause is only longer.
+/// Allocates memory for the entries of the staged deltas, unless it would be too much. Without entries the pause is
+/// longer.
 void DeviceApplier::State::reserve_entries() {
   received_.entry_positions = nullptr;
   received_.entry_word_bytes = plan_.widest;
@@ -179,8 +180,8 @@ void DeviceApplier::State::reserve_entries() {
   received_.entry_words = entry_words_.as();
 }
 
-/// Makes room for the entries of deltas with `context` positions, which cannot be done without: once the weights have
-/// changed, nothing else tells the places.
+/// Allocates memory for the entries of deltas with `context` positions. They must be kept, because the places cannot be
+/// decoded once the weights have changed.
 void DeviceApplier::State::reserve_context() {
   received_.entry_word_bytes = plan_.widest;
   try {
@@ -225,14 +226,15 @@ void DeviceApplier::State::validate(std::span<const StreamFrames> deltas) {
   if (keeps_replaced()) reserve(undo_, decision().undo_bytes, "replaced bits");
 }
 
-/// Decodes a block on the CPU; one with `context` positions with a copy of the live tensor.
+/// Decodes a block on the CPU. For `context` positions, copies the old words from the live tensor first.
 void DeviceApplier::State::decode_again(const BlockRef& block, std::size_t tensor) {
   const TensorSpec& spec = table()[tensor];
   ApplyScratch scratch;
   if (block.coding.positions != PositionCodec::kContext) return validate_block(block, spec.dtype, scratch);
   const std::size_t size = element_size(spec.dtype);
   const StridedView* const view = live_[tensor].view == kNoView ? nullptr : &plan_.views[live_[tensor].view];
-  // The memory from the first to the last element of the block, or of a view, whose strides may be negative.
+  // The range of memory from the first to the last element: of the block, or of a whole view, whose strides may be
+  // negative.
   std::int64_t first = view == nullptr ? static_cast<std::int64_t>(block.first_element) : 0;
   std::int64_t last = view == nullptr ? first + block.span - 1 : 0;
   for (std::uint32_t d = 0; view != nullptr && d < view->rank; ++d) {
@@ -248,7 +250,7 @@ void DeviceApplier::State::decode_again(const BlockRef& block, std::size_t tenso
   with_word(size, [&]<class T>() { decode_block(block, scratch.get<T>(), &old); });
 }
 
-/// Decodes the block again on the CPU, whose error says what is wrong and where.
+/// Decodes the block again on the CPU to throw an error that says what is wrong and where.
 void DeviceApplier::State::explain(std::uint64_t input_error, std::span<const StreamFrames> deltas) {
   const auto number = static_cast<std::uint32_t>(input_error >> 8);
   std::size_t f = headers_.size() - 1;

@@ -31,7 +31,7 @@ class DeviceContext {
     own_stream_ = std::make_shared<cuda::Stream>();
     stream_ = own_stream_->get();
   }
-  /// Copies share the stream, also one of its own; each has waits of its own.
+  /// Copies share the stream, even one that the library created; each copy has its own HostWait.
   DeviceContext(const DeviceContext& other)
       : device_(other.device_), options_(other.options_), stream_(other.stream_), own_stream_(other.own_stream_) {
     const cuda::DeviceGuard guard(device_);
@@ -41,8 +41,8 @@ class DeviceContext {
   DeviceContext& operator=(const DeviceContext&) = delete;
   ~DeviceContext() = default;
 
-  /// Makes the device current until the guard is destroyed; every public call that uses the device holds one. Throws
-  /// Error{kUsage} while the stream is being captured.
+  /// Makes the device current until the guard is destroyed. Every public call that uses the device holds a guard.
+  /// Throws Error{kUsage} while the stream is being captured.
   cuda::DeviceGuard enter() const { return cuda::DeviceGuard(device_, stream_); }
   int device() const noexcept { return device_; }
   cudaStream_t stream() const noexcept { return stream_; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A detector of tensors in device memory, and what else DeviceMemoryBackend is made of.
+// Base class of detectors for tensors in device memory, and factories of the parts of DeviceMemoryBackend.
 
 #include "cuda/backend/device_context.hpp"
 #include "cuda/common/device_memory.hpp"
@@ -32,10 +32,10 @@ class DeviceDetector : public Detector {
   }
   /// Makes an encoder of the streams that `tables` joins to this detector's table.
   virtual cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) = 0;
-  /// Returns the snapshot, or the tensors where there is none; the device can read the memory.
+  /// Returns the snapshot, or the tensors if there is no snapshot. The device can read the memory.
   virtual std::vector<TensorRef> state() = 0;
 
-  // Around an encode and at the end of its delta, enqueued; the device is the detector's.
+  // Called around an encode and at the end of its delta, with the detector's device current. They only enqueue work.
   virtual void begin() {}
   virtual void finish() {}
   virtual void aborted() {}
@@ -50,7 +50,7 @@ class DeviceDetector : public Detector {
   std::uint64_t chunk_bytes_;
 };
 
-/// The two parts of DeviceMemoryBackend that are files of their own; both work on the stream of `context`.
+/// Make the parts of DeviceMemoryBackend that have their own files. Both work on the stream of `context`.
 std::unique_ptr<Detector> make_device_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
                                                DetectorOptions options, const DeviceContext& context,
                                                std::uint64_t chunk_bytes);

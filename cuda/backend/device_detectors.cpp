@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The detectors of devices: a snapshot in device memory (the library's own or the caller's) or in pinned host memory,
-// the fused cast, a caller's mask.
+// The detectors for device memory: with a snapshot in device memory (the library's or the caller's) or in pinned host
+// memory, with the fused cast, and with the caller's mask.
 
 #include <fmt/format.h>
 
@@ -33,7 +33,7 @@ bool has_masters(const TensorTable& table, const std::vector<TensorRef>& live) {
   return false;
 }
 
-/// Makes a `Kind` with its device current.
+/// Makes a `Kind` while its device is current.
 template <class Kind, class... Pointers>
 std::unique_ptr<Kind> make(DeviceDetector::Origin origin, Pointers&&... pointers) {
   const cuda::DeviceGuard guard = origin.context.enter();
@@ -49,7 +49,7 @@ StridedView contiguous_view(std::uint64_t elements) {
   return make_strided_view({&elements, 1}, {&kStep, 1});
 }
 
-/// Copies contiguous tensors, or casts contiguous masters, to memory of the detector's own.
+/// Copies contiguous tensors, or casts contiguous masters, to memory that the detector owns.
 template <MemoryKind kKind>
 void copy_tensors(const TensorTable& table, const std::vector<TensorRef>& live, const DeviceContext& context,
                   const cuda::TensorMemory<kKind>& copy) {
@@ -59,7 +59,7 @@ void copy_tensors(const TensorTable& table, const std::vector<TensorRef>& live, 
     const TensorSpec& spec = table[t];
     if (spec.bytes() == 0) continue;
     if (is_master(spec, live[t].dtype)) {
-      // The kernel reaches pinned host memory as well.
+      // The kernel can also write pinned host memory.
       cuda::launch_cast_masters(reinterpret_cast<const std::uint32_t*>(live[t].data),
                                 reinterpret_cast<std::uint16_t*>(copy[t]), contiguous_view(spec.elements()),
                                 spec.elements(), cuda::on_current_device(context.stream()));
@@ -70,11 +70,12 @@ void copy_tensors(const TensorTable& table, const std::vector<TensorRef>& live, 
   context.wait("copy the tensors");
 }
 
-/// The caller's snapshot, or one of the detector's own in this kind of memory; of masters, that of their cast.
+/// A detector with the caller's snapshot or with its own, in memory of kind kKind. For masters, the snapshot holds
+/// their cast.
 template <MemoryKind kKind>
 class DeviceSnapshot final : public DeviceDetector {
  public:
-  /// An empty `snapshot` means one of its own.
+  /// If `snapshot` is empty, the detector makes its own.
   DeviceSnapshot(DeviceDetector::Origin origin, std::vector<TensorRef> live, std::vector<TensorRef> snapshot)
       : DeviceDetector(std::move(origin)), live_(std::move(live)), snapshot_(std::move(snapshot)) {
     if (snapshot_.empty() && table->size() != 0) {
@@ -117,7 +118,7 @@ class DeviceSnapshot final : public DeviceDetector {
   std::vector<TensorRef> snapshot_;
 };
 
-/// A snapshot of the detector's own in pinned host memory, of tensors without masters, which is prefetched in chunks.
+/// A detector with its own snapshot in pinned host memory, which is prefetched in chunks. For tensors without masters.
 class PinnedSnapshot final : public DeviceDetector {
  public:
   PinnedSnapshot(DeviceDetector::Origin origin, std::vector<TensorRef> live)
@@ -139,7 +140,7 @@ class PinnedSnapshot final : public DeviceDetector {
                                                encoder_options());
   }
 
-  /// The device reaches pinned host memory as well.
+  /// Returns the pinned snapshot, which the device can read.
   std::vector<TensorRef> state() override {
     std::vector<TensorRef> tensors;
     for (std::size_t t = 0; t < table->size(); ++t) {
@@ -178,7 +179,7 @@ class DeviceFusedCast final : public DeviceDetector {
   std::vector<TensorRef> state() override { return bf16_; }
 
  private:
-  std::vector<TensorRef> masters_;  ///< Without data where the tensor does not change.
+  std::vector<TensorRef> masters_;  ///< Without data if the tensor does not change.
   std::vector<TensorRef> bf16_;
 };
 
@@ -227,7 +228,7 @@ class Mask final : public DeviceDetector {
       throw Error(ErrorCode::kUsage, "the mask is null or not 8-byte aligned", fmt::format("tensor '{}'", spec.name));
     }
     const cuda::DeviceGuard guard = context.enter();
-    // Between what the last publish does with the flags and what the next one will.
+    // The marking runs after the last publish has used the flags and before the next one will.
     cuda::record(marking_.get(), context.stream());
     cuda::wait_behind(stream, marking_.get());
     cuda::DeviceStream caller = device_;
@@ -249,8 +250,8 @@ class Mask final : public DeviceDetector {
   }
 
   std::vector<TensorRef> live_;
-  Flags flags_;      ///< Marked since the last publish.
-  Flags in_flight_;  ///< Taken by the publish whose fate is open.
+  Flags flags_;      ///< Elements marked since the last publish.
+  Flags in_flight_;  ///< Elements in the publish that is not yet known to have succeeded.
   cuda::DeviceStream device_;
   cuda::Event marking_;
   cuda::Event marked_;

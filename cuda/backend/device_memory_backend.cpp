@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Tensors on a device. Everything is enqueued on one stream, so that copies are before what detectors and subscribers
-// do with them; anchors pass through pinned memory in pieces, unless the snapshot lies there.
+// Backend for tensors on a device. All work is enqueued on one stream, so that copies finish before detectors and
+// subscribers use them. Anchors pass through pinned memory in pieces, unless the snapshot is already there.
 
 #include <fmt/format.h>
 
@@ -25,7 +25,7 @@ constexpr std::uint64_t kStagingBytes = std::uint64_t{8} << 20;
 /// Largest row pitch, in bytes, that every device accepts in a 2D copy.
 constexpr std::uint64_t kMostPitch = std::numeric_limits<std::int32_t>::max();
 
-/// Runs of bytes, and how far apart they begin.
+/// Rows of bytes: their address, and the distance between their beginnings.
 template <class Byte>
 struct RowsAt {
   Byte* data = nullptr;
@@ -45,15 +45,15 @@ void copy_rows(const RowsAt<std::byte>& to, const RowsAt<const std::byte>& from,
   }
 }
 
-/// Grows pinned memory to exactly this size, because it stays pinned.
+/// Grows pinned memory to exactly `bytes` bytes, without reserve, because it stays pinned.
 void make_room(cuda::PinnedMemory& memory, std::uint64_t bytes) {
   if (memory.bytes() >= bytes) return;
   memory = cuda::PinnedMemory();
   memory = cuda::PinnedMemory(bytes, "an anchor");
 }
 
-/// Copies of the regions of a route between their tensors and pinned memory, in which their elements follow one
-/// another.
+/// Copies the regions of a route between their tensors and pinned memory, where the elements of a region are
+/// contiguous.
 class RegionCopies {
  public:
   RegionCopies(const TensorTable& table, const std::vector<TensorRef>& regions, const DeviceContext& context)
@@ -66,7 +66,7 @@ class RegionCopies {
   std::uint64_t elements(std::size_t region) const { return table_[region].elements(); }
   DType dtype(std::size_t region) const { return table_[region].dtype; }
 
-  /// Enqueues the copy of elements [first, first + count).
+  /// Enqueues the copy of elements [first, first + count) of a region.
   void copy(std::size_t region, std::uint64_t first, std::uint64_t count, std::byte* h_elements,
             cudaMemcpyKind kind) const {
     const std::uint64_t size = element_bytes(region);
@@ -112,12 +112,12 @@ class DeviceRegionReader final : public RegionReader {
 
   RegionCopies regions_;
   cuda::PinnedMemory& staging_;
-  std::size_t region_ = 0;  ///< Region whose elements [begin_, end_) are in the staging memory.
+  std::size_t region_ = 0;  ///< The region whose elements [begin_, end_) are staged.
   std::uint64_t begin_ = 0;
   std::uint64_t end_ = 0;
 };
 
-/// Pinned memory that is filled from its beginning, until the copies out of it have been waited for.
+/// Pinned memory that is filled from its beginning. It may be refilled once the copies out of it have been waited for.
 struct Outbox {
   cuda::PinnedMemory memory;
   std::uint64_t used_bytes = 0;
@@ -126,11 +126,11 @@ struct Outbox {
 class DeviceRegionWriter final : public RegionWriter {
  public:
   DeviceRegionWriter(RegionCopies regions, Outbox& outbox) : regions_(std::move(regions)), outbox_(outbox) {}
-  /// Waits for all copies, even after a failure: none of the library's may still write to the caller's memory.
+  /// Waits for all copies, even after a failure, because none may still write to the caller's memory afterwards.
   ~DeviceRegionWriter() override {
     try {
       if (outbox_.used_bytes != 0) finish();
-    } catch (const Error&) {  // The next call on the stream reports it again.
+    } catch (const Error&) {  // The next call on the stream reports the error again.
     }
   }
 
@@ -201,7 +201,7 @@ class DeviceMemoryBackend final : public MemoryBackend {
 
   void copy(const MemoryBox& box, const std::byte* from, std::byte* to, bool from_tensor) const override {
     const cuda::DeviceGuard guard = context_.enter();
-    const bool on_host = pinned_copies_ && !from_tensor;  // From one copy to another.
+    const bool on_host = pinned_copies_ && !from_tensor;  // Both sides are pinned copies.
     if (on_host) context_.wait("fill the snapshot");
     for_each_rectangle(box, [&](const RowRectangle& next) {
       const std::uint64_t at = next.offset * box.element_bytes;

@@ -45,7 +45,7 @@ class DevicePublisherBackend final : public PublisherBackend {
     for (std::size_t s = 0; s < streams_.size(); ++s) sink(s, {streams_[s].commit, streams_[s].digest_change, {}});
   }
 
-  /// The frames of all streams follow one another in memory, with little between them: one copy takes all.
+  /// Copies the frames of all streams to the host at once, because they are almost contiguous in memory.
   std::vector<std::vector<Bytes>> take_frames() override {
     const cuda::DeviceGuard guard = context_.enter();
     const std::byte* d_begin = nullptr;
@@ -73,7 +73,7 @@ class DevicePublisherBackend final : public PublisherBackend {
   void apply_to_snapshot(const std::vector<Delta>& deltas, Direction direction) override {
     const cuda::DeviceGuard guard = context_.enter();
     if (context_positions_ && direction == Direction::kInverse) {
-      // The snapshot holds the new words, by which `context` blocks cannot be undone.
+      // The snapshot already holds the new words, from which `context` blocks cannot be inverted.
       std::vector<DeltaHeader> headers;
       for (const Delta& delta : deltas) headers.push_back(delta.info);
       streams_ = encoder_.without_context(headers);
@@ -83,7 +83,7 @@ class DevicePublisherBackend final : public PublisherBackend {
     for (std::size_t s = 0; s < deltas.size(); ++s) streams.push_back({s, &deltas[s].info, frames[s]});
     applier_.stage(streams, context_.stream());
     applier_.apply(direction, context_.stream());
-    static_cast<void>(applier_.digest_changes());  // Verifies that all was written.
+    static_cast<void>(applier_.digest_changes());  // Waits and throws if not all was written.
   }
   void committed() override {}
   void aborted() override {
@@ -132,7 +132,7 @@ class DevicePublisherBackend final : public PublisherBackend {
   const Abilities abilities_;
   const bool context_positions_;
   cuda::DeviceEncoder encoder_;
-  cuda::DeviceApplier applier_;              ///< Over the snapshot, or only to read the tensors.
+  cuda::DeviceApplier applier_;              ///< Works on the snapshot, or only reads the tensors if there is none.
   std::vector<cuda::DeviceFrames> streams_;  ///< Frames of the last encode.
   cuda::PinnedMemory h_frames_;
   cuda::DeviceMemory uploaded_;

@@ -16,14 +16,14 @@
 
 namespace sparsecast {
 
-// Frames that came through the host, in device memory: appended to segments, which are pinned on the host and mirrored
-// on the device, and used again by the next delta.
+// Device memory for frames that arrived on the host. Frames are appended to segments, each pinned on the host and
+// mirrored on the device. The next delta reuses the segments.
 
 class FrameStore {
  public:
   explicit FrameStore(std::uint64_t segment_bytes) : segment_bytes_(segment_bytes) {}
 
-  /// Copies the record, a multiple of 8 bytes, and enqueues its way to the device.
+  /// Copies the record, whose size is a multiple of 8 bytes, to pinned memory and enqueues its copy to the device.
   DeviceRecord put(ConstBytes record, cudaStream_t stream) {
     while (current_ < segments_.size() && segments_[current_].d_memory.bytes() - used_ < record.size()) {
       ++current_;
@@ -43,7 +43,7 @@ class FrameStore {
     return {d_record, static_cast<std::uint32_t>(record.size())};
   }
 
-  /// Drops all frames; none of them may still be copied to the device.
+  /// Drops all frames. No copy of a frame to the device may still be running.
   void clear() noexcept { current_ = used_ = 0; }
 
  private:
@@ -125,20 +125,20 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
   }
 
   void complete() override {
-    if (on_device_) return;  // Verified when they came.
+    if (on_device_) return;  // Frames on the device were verified when they arrived.
     const cuda::DeviceGuard guard = context_.enter();
     std::vector<DeltaHeader> headers(staged_.size());
     std::vector<std::vector<DeviceRecord>> records(staged_.size());
     std::vector<cuda::StreamFrames> deltas;
     for (std::size_t s = 0; s < staged_.size(); ++s) {
       headers[s] = staged_[s].header;
-      // A frame that keeps to the capacity may need 7 bytes of padding more without compression.
+      // A frame within the capacity may need 7 more bytes of padding without compression.
       headers[s].frame_capacity += 7;
       for (const auto& [sequence, record] : staged_[s].frames) records[s].push_back(record);
       deltas.push_back({s, &headers[s], records[s]});
     }
     applier_.stage(deltas, context_.stream());
-    copying_ = false;  // It has waited.
+    copying_ = false;  // stage() has waited for the copies.
   }
 
   void discard() noexcept override {
@@ -174,7 +174,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
     if (expanded_.bytes() < largest) cuda::reserve(expanded_, largest, "a NaN-masked tensor");
     if (order.after != nullptr) cuda::wait_behind(context_.stream(), order.after);
     for (const std::size_t t : tensors) {
-      // The next tensor takes the same memory, behind what the loader has enqueued.
+      // The next tensor reuses the memory, after the work that the loader has enqueued.
       applier_.expand(t, expanded_.as(), context_.stream());
       load(t, expanded_.as(), context_.stream());
     }
@@ -207,7 +207,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
   }
 
  private:
-  /// Frames of one stream's delta by sequence number, unless they came all at once.
+  /// Frames of one stream's delta by sequence number, unless all arrived at once.
   struct StagedDelta {
     DeltaHeader header;
     std::map<std::uint32_t, DeviceRecord> frames;
@@ -217,11 +217,11 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
   const DeviceContext context_;
   cuda::DeviceApplier applier_;
   std::vector<StagedDelta> staged_;
-  bool on_device_ = false;  ///< The frames came on the device.
+  bool on_device_ = false;  ///< The frames arrived in device memory.
   FrameStore store_;
-  bool copying_ = false;  ///< Out of the store's pinned memory.
+  bool copying_ = false;  ///< Copies out of the store's pinned memory may be running.
   cuda::DeviceMemory reserved_;
-  cuda::DeviceMemory expanded_;  ///< The NaN-masked tensor.
+  cuda::DeviceMemory expanded_;  ///< Memory of the NaN-masked tensor that the loader copies.
   cuda::Event arrived_;
 };
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The threads that code one block together: all threads of a CTA, or one warp. Code of blocks is written once, for
-// either. A warp needs no barrier of the CTA and no shared memory for its sums, so that several warps code blocks of
-// their own without waiting for one another; a CTA suits blocks with thousands of changes.
+// The threads that code one block together: all threads of a CTA, or one warp. The coding functions are templates that
+// work with either. A warp needs no barrier of the CTA and no shared memory for its sums, so that several warps can
+// code different blocks without waiting for one another. A CTA suits blocks with thousands of changes.
 
 #include "cuda/common/cta_primitives.cuh"
 
@@ -17,13 +17,13 @@ struct TwoSums {
 struct ThreeSums {
   std::uint32_t of[3] = {};
 };
-/// Sums over the threads of lower rank, and over all threads.
+/// Exclusive prefix sums over the threads, and totals.
 struct TwoScans {
   TwoSums before;
   TwoSums total;
 };
 
-/// Share of the entries of a block that a thread takes: consecutive ones, so that their bits are consecutive as well.
+/// The entries of a block that a thread takes. They are consecutive, so that their bits are consecutive as well.
 struct Share {
   std::uint32_t begin = 0;
   std::uint32_t end = 0;
@@ -39,7 +39,7 @@ class CtaThreads {
   struct Shared {
     ScanShared scan;
     std::uint64_t word;
-    std::uint32_t sums[2][3][kThreads / 32];  ///< Of each warp.
+    std::uint32_t sums[2][3][kThreads / 32];  ///< Sums of each warp, by turn.
   };
   static constexpr std::uint32_t kCount = kThreads;
   static constexpr int kUnroll = 2;
@@ -58,7 +58,8 @@ class CtaThreads {
     return {{static_cast<std::uint32_t>(both.before >> 32), static_cast<std::uint32_t>(both.before)},
             {static_cast<std::uint32_t>(both.total >> 32), static_cast<std::uint32_t>(both.total)}};
   }
-  /// Adds three numbers. Calls with no other barrier between them must differ in `turn` (0 or 1) from one to the next.
+  /// Returns the sums of three numbers over all threads. Successive calls without another barrier in between must
+  /// alternate `turn` between 0 and 1.
   __device__ ThreeSums sum(const ThreeSums& own, std::uint32_t turn) const {
     auto& sums = shared_.sums[turn];
     const std::uint32_t lane = rank() % 32;
@@ -75,7 +76,7 @@ class CtaThreads {
     }
     return all;
   }
-  /// Returns the `value` of the thread of rank 0 to all. A barrier must come before the next call.
+  /// Returns the `value` of the thread of rank 0 to all threads. A barrier must come before the next call.
   __device__ std::uint64_t of_first(std::uint64_t value) const {
     if (rank() == 0) shared_.word = value;
     __syncthreads();
@@ -86,20 +87,20 @@ class CtaThreads {
   Shared& shared_;
 };
 
-/// One warp. Its sums must be less than 2^16 each where two are computed together.
+/// One warp. Where two sums are computed together, each must be less than 2^16.
 class WarpThreads {
  public:
   static constexpr std::uint32_t kCount = 32;
   static constexpr int kUnroll = 4;
 
   __device__ static std::uint32_t rank() { return threadIdx.x % 32; }
-  /// An odd number of entries each, so that lanes that read their first, second, third entry use different banks.
+  /// Gives each lane an odd number of entries, so that lanes that read their n-th entries use different banks.
   __device__ static Share share(std::uint32_t count) { return share_of(count, (count + 31) / 32 | 1, rank()); }
   __device__ static void sync(SPARSECAST_CALLED_FROM) { __syncwarp(SPARSECAST_CALLER); }
   __device__ static bool any(bool holds) { return __any_sync(kAllLanes, holds ? 1 : 0) != 0; }
   __device__ static Scanned<std::uint32_t> scan(std::uint32_t own) {
     using WarpScan = cub::WarpScan<std::uint32_t>;
-    typename WarpScan::TempStorage nothing;  // Scans of whole warps by shuffles need none.
+    typename WarpScan::TempStorage nothing;  // Unused: scans of whole warps use shuffles.
     std::uint32_t sum;
     WarpScan(nothing).InclusiveSum(own, sum);
     return {sum - own, __shfl_sync(kAllLanes, sum, 31)};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Old words of a block as the position codec `context` takes them (docs/wire-format.md §4.3): eight elements at a time,
-// of which the classes are computed and counted without taking the elements apart. The exponent of a floating dtype
-// lies in the upper 16 bits of its words, so that two elements make one word of two halves, whatever their dtype, and
-// one instruction on both halves is half an instruction for each element.
+// How the position codec `context` (docs/wire-format.md §4.3) reads the old words of a block: eight elements at a time,
+// whose classes are computed and counted in packed form. The exponent of every floating dtype is in the upper 16 bits
+// of its words (for bytes, in the byte), so that the exponents of two elements fit in the halves of one word. One
+// instruction then works on two elements.
 
 #include "codec/context_model.hpp"
 #include "cuda/common/views.cuh"
@@ -17,23 +17,23 @@ inline constexpr std::uint32_t kScanned = 8;
 /// The old words of the elements of a block, in global memory.
 template <class T>
 struct OldWords {
-  const T* data = nullptr;            ///< The first element of the block; of the tensor, where there is a view.
-  const StridedView* view = nullptr;  ///< Places of the tensor's elements; null: they follow one another.
+  const T* data = nullptr;            ///< The first element of the block, or of the tensor if there is a view.
+  const StridedView* view = nullptr;  ///< Places of the tensor's elements; null if they are contiguous.
   std::uint64_t first = 0;            ///< Index of the block's first element in the tensor; 0 without a view.
-  std::uint32_t span = 0;             ///< Elements of the block.
-  bool vectors = false;               ///< No view, and `data` is aligned for loads of 16 bytes.
+  std::uint32_t span = 0;             ///< Number of elements of the block.
+  bool vectors = false;               ///< True if there is no view and `data` is aligned to 16 bytes.
 
   __device__ T at(std::uint32_t position) const { return *in_global(data + place_of(view, first + position)); }
 };
 
-/// The words of kScanned elements, one after another as in contiguous memory. Absent elements are zeros.
+/// The words of kScanned elements, as in contiguous memory. Elements beyond the block are zeros.
 template <class T>
 struct ScannedWords {
   static constexpr std::uint32_t kWords = kScanned * sizeof(T) / 4;
 
   std::uint32_t words[kWords];
 
-  /// Loads the elements from `at` on, which is aligned to 8 bytes, and to 16 for elements of 2 or more.
+  /// Loads the elements from `at` on. `at` is aligned to 8 bytes, or to 16 bytes for elements of 2 or more bytes.
   __device__ void load(const T* at) {
     at = in_global(at);
     if constexpr (sizeof(T) == 1) {
@@ -52,7 +52,7 @@ struct ScannedWords {
     }
   }
 
-  /// Loads the elements from `position` on that are in the block, wherever they are, one by one.
+  /// Loads, one by one, the elements from `position` on that are in the block, for any view and alignment.
   __device__ void load_any(const OldWords<T>& old, std::uint32_t position) {
     SPARSECAST_UNROLL
     for (std::uint32_t w = 0; w < kWords; ++w) words[w] = 0;
@@ -70,7 +70,7 @@ struct ScannedWords {
     }
   }
 
-  /// Returns the sum of the words, as the check of a block takes them.
+  /// Returns the sum of the words, as the check sum of a block is defined.
   __device__ std::uint32_t sum() const {
     std::uint32_t total = 0;
     SPARSECAST_UNROLL
@@ -78,8 +78,8 @@ struct ScannedWords {
     return total;
   }
 
-  /// Returns halves of two elements, with their exponents: pair p (0 to 3) has element low_element(p) in its lower half
-  /// and high_element(p) in its upper one.
+  /// Returns the 16-bit parts of two elements that hold their exponents: for pair p (0 to 3), that of low_element(p) in
+  /// the lower half and that of high_element(p) in the upper half.
   __device__ std::uint32_t pair(std::uint32_t p) const {
     if constexpr (sizeof(T) == 1) return words[p / 2] >> 8 * (p % 2);
     if constexpr (sizeof(T) == 2) return words[p];
@@ -95,11 +95,11 @@ struct ScannedWords {
   }
 };
 
-/// Computes class_of(key_of(...)) of two halves at a time.
+/// Computes class_of(key_of(...)) for the two halves of a word at a time.
 class PackedClasses {
  public:
   __device__ PackedClasses(const ExponentField& field, const ContextClasses& classes) {
-    // Twice or four times the exponent, so that the result is four times the class for either width.
+    // Exponents are scaled by 2 or 4, so that the result is four times the class for either class width.
     const std::uint32_t scale = 3 - classes.width;
     const std::uint32_t highest = classes.hi + classes.width - 1;
     const std::uint32_t most = classes.count * classes.width - 1;
@@ -111,13 +111,13 @@ class PackedClasses {
 
   /// Returns four times the class of each half.
   __device__ std::uint32_t of(std::uint32_t pair) const {
-    // The largest exponent less this one, from which `offset_` makes the distance below `hi`.
+    // The largest possible exponent minus this exponent; `offset_` turns it into the distance below `hi`.
     const std::uint32_t below = ~(pair >> shift_) & mask_;
     return __viaddmin_s16x2_relu(below, offset_, most_) & 0xFFFCFFFCU;
   }
 
  private:
-  /// The 16 low bits of a number, of either sign, in both halves.
+  /// Returns a word with the low 16 bits of `number`, which may be negative, in both halves.
   __device__ static std::uint32_t both(std::uint32_t number) { return (number & 0xFFFF) * 0x10001; }
 
   std::uint32_t shift_;
@@ -126,7 +126,7 @@ class PackedClasses {
   std::uint32_t most_;
 };
 
-/// Numbers of elements of 8 or of 16 classes, 4 bits each from class 0 in the lowest.
+/// Counts of elements of 8 or 16 classes, 4 bits each, with class 0 in the lowest bits.
 template <bool kManyClasses>
 struct NibbleCountsOf {
   using Type = std::uint32_t;
@@ -138,7 +138,7 @@ struct NibbleCountsOf<true> {
 template <bool kManyClasses>
 using NibbleCounts = typename NibbleCountsOf<kManyClasses>::Type;
 
-/// Counts the classes of the first `count` elements.
+/// Counts the elements of each class among the first `count` elements.
 template <bool kManyClasses, class T>
 __device__ NibbleCounts<kManyClasses> count_classes(const ScannedWords<T>& scanned, const PackedClasses& classes,
                                                     std::uint32_t count) {
@@ -151,7 +151,7 @@ __device__ NibbleCounts<kManyClasses> count_classes(const ScannedWords<T>& scann
       if (scanned.low_element(p) < count) counts += kOne << (two & 63);
       if (scanned.high_element(p) < count) counts += kOne << (two >> 16);
     } else {
-      // Shifts of the high word by the low 5 bits of a number.
+      // The funnel shift shifts by the low 5 bits of its last argument.
       if (scanned.low_element(p) < count) counts += __funnelshift_l(0U, 1U, two);
       if (scanned.high_element(p) < count) counts += __funnelshift_l(0U, 1U, two >> 16);
     }
@@ -159,7 +159,7 @@ __device__ NibbleCounts<kManyClasses> count_classes(const ScannedWords<T>& scann
   return counts;
 }
 
-/// Returns which of the elements are of the class `four_times_class` / 4, as bits.
+/// Returns a mask of the elements of class `four_times_class` / 4.
 template <class T>
 __device__ std::uint32_t elements_of_class(const ScannedWords<T>& scanned, const PackedClasses& classes,
                                            std::uint32_t four_times_class) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Scans and sums over the kThreads threads of a CTA, built on CUB, and copies to shared memory that take no registers.
+// Scans and sums over the kThreads threads of a CTA, built on CUB, and asynchronous copies to shared memory that use no
+// registers.
 
 #include "core/digest_common.hpp"
 #include "cuda/common/device_api.hpp"
@@ -9,7 +10,7 @@
 
 namespace sparsecast::cuda {
 
-/// Set of all lanes of a warp.
+/// Mask of all lanes of a warp.
 inline constexpr unsigned kAllLanes = ~0U;
 
 // Warp scans need fewer barriers than raking, and the kernels spend more time at barriers than on additions.
@@ -22,7 +23,7 @@ union ScanShared {
   typename CtaScan<std::uint64_t>::TempStorage wide;
 };
 
-/// Sums over the threads of lower index, and over all threads.
+/// Exclusive prefix sum over the threads, and total.
 template <class T>
 struct Scanned {
   T before = 0;
@@ -30,7 +31,7 @@ struct Scanned {
 };
 
 /// Returns the exclusive prefix sum and the total of `value` over the CTA. Several small numbers may be packed into one
-/// `value`; one of 64 bits costs twice as much as one of 32. Callers need no barrier around the call.
+/// `value`. A `value` of 64 bits costs twice as much as one of 32 bits. Callers need no barrier around the call.
 template <class T>
 __device__ Scanned<T> cta_scan(ScanShared& shared, T value) {
   Scanned<T> result;
@@ -49,8 +50,8 @@ __device__ T cta_sum(ScanShared& shared, T value) {
   return cta_scan(shared, value).total;
 }
 
-/// Starts copying `from`, in global memory, to `to`, in shared memory, 16 bytes by each of the first threads of the
-/// CTA.
+/// Starts copying `from` (in global memory) to `to` (in shared memory). Each of the first threads of the CTA copies 16
+/// bytes.
 template <class T>
 __device__ void copy_to_shared(T& to, const T& from) {
   static_assert(sizeof(T) % sizeof(uint4) == 0 && alignof(T) % sizeof(uint4) == 0);
@@ -65,7 +66,7 @@ __device__ void copy_to_shared(T& to, const T& from) {
 #endif
 }
 
-/// Waits for the copies that this thread has started. All threads see them behind a barrier after it.
+/// Waits for the copies that this thread has started. After a following barrier, all threads see the copied data.
 __device__ inline void wait_for_copies() {
 #if !defined(SPARSECAST_CUDA_EMULATION)
   __pipeline_wait_prior(0);
@@ -81,15 +82,15 @@ struct AddDigests {
 
 using CtaDigest = cub::BlockReduce<DigestSum, kThreads>;
 
-/// Adds to the 128-bit number at `lo` and `hi`. Exactly the addition that overflows sees the carry, so the result does
-/// not depend on the order.
+/// Adds `sum` to the 128-bit number at `lo` and `hi` atomically. Only the addition that overflows `lo` adds the carry,
+/// so the result does not depend on the order.
 __device__ inline void add_digest(const DigestSum& sum, std::uint64_t* lo, std::uint64_t* hi) {
   const std::uint64_t before = atomicAdd(reinterpret_cast<unsigned long long*>(lo), sum.lo);
   const std::uint64_t carry = before + sum.lo < before ? 1 : 0;
   atomicAdd(reinterpret_cast<unsigned long long*>(hi), sum.hi + carry);
 }
 
-/// Adds the sums of all threads of a CTA to such a number.
+/// Adds the sums of all threads of a CTA to the 128-bit number at `lo` and `hi`.
 __device__ inline void add_to_digest(CtaDigest::TempStorage& storage, const DigestSum& sum, std::uint64_t* lo,
                                      std::uint64_t* hi) {
   const DigestSum total = CtaDigest(storage).Reduce(sum, AddDigests{});
@@ -107,17 +108,18 @@ __device__ inline void add_lanes_to_digest(DigestSum sum, std::uint64_t* lo, std
   if (threadIdx.x % 32 == 0) add_digest(sum, lo, hi);
 }
 
-/// Sum of a thread over the changes of one stream after another.
+/// A thread's sum of digest changes, for one stream at a time.
 struct StreamDigest {
   DigestSum sum;
   std::uint32_t stream = 0;
 
-  /// Adds the sums of all threads to those of their stream, which is the same for all.
+  /// Adds the sums of all threads to the sum of their stream, which must be the same in all threads.
   __device__ void end(CtaDigest::TempStorage& storage, const Pipeline& pipeline) const {
     StreamSums& total = pipeline.stream_sums[stream];
     add_to_digest(storage, sum, &total.lo, &total.hi);
   }
-  /// Makes `next` the stream of the changes that follow. All threads call it with the same one; `storage` is free.
+  /// Makes `next` the stream of the changes that follow. All threads must call it with the same `next`. Uses `storage`
+  /// as scratch.
   __device__ void enter(std::uint32_t next, CtaDigest::TempStorage& storage, const Pipeline& pipeline) {
     if (next == stream) return;
     end(storage, pipeline);

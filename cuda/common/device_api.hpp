@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Language extensions that the kernels use: the CUDA toolkit and CUB under nvcc; under g++, for tests, the emulation of
-// the execution model in tests/cuda_emulation.
+// Provides the language extensions that the kernels use: from the CUDA toolkit and CUB under nvcc, and under g++, for
+// tests, from the emulation of the execution model in tests/cuda_emulation.
 
 #if defined(SPARSECAST_CUDA_EMULATION)
 
 #include "cuda_emulation/cuda_emulation.hpp"
 
-/// Declares the one variable of a kernel that its CTA shares.
+/// Declares the only shared-memory variable of a kernel.
 #define SPARSECAST_SHARED(Type, name)                          \
   static ::sparsecast::emulation::Shared<Type> name##_storage; \
   Type& name = name##_storage.value()
@@ -27,21 +27,22 @@
 #include <cub/block/block_scan.cuh>
 #include <cub/warp/warp_scan.cuh>
 
-// Bytes, because shared memory takes no initializers of members.
+// An array of bytes, because shared memory does not allow member initializers.
 #define SPARSECAST_SHARED(Type, name)                                  \
   __shared__ alignas(Type) unsigned char name##_storage[sizeof(Type)]; \
   Type& name = *reinterpret_cast<Type*>(name##_storage)
 #define SPARSECAST_CALLED_FROM
 #define SPARSECAST_CALLER
 #define SPARSECAST_UNROLL _Pragma("unroll")
-/// Before a loop over the entries of a thread (coding_threads.cuh).
+/// Precedes a loop over the entries of a thread (coding_threads.cuh) and unrolls it as `Threads` says.
 #define SPARSECAST_UNROLL_FOR(Threads) _Pragma("unroll Threads::kUnroll")
 
 #endif
 
 namespace sparsecast::cuda {
 
-/// Returns `at`, which must point to global memory: the compiler then loads without looking up where it points to.
+/// Returns `at`, which must point to global memory. The compiler can then use global instead of generic loads and
+/// stores.
 template <class T>
 __device__ T* in_global(T* at) {
 #if defined(__CUDA_ARCH__)

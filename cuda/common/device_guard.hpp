@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The device that a thread works on. A context of a device takes some hundred MB there, and nearly every call of the
-// runtime makes one on the device that is current, which is 0 in a new thread: a rank that works on another device
-// makes none there. Nor may its work disturb programs that capture CUDA graphs in other threads.
+// Guards that select the device that a thread works on. A CUDA context takes some hundred MB on its device, and nearly
+// every runtime call creates one on the current device, which is device 0 in a new thread. The guards make sure that a
+// rank creates no context on a device that it does not work on. They also keep its work from disturbing CUDA graph
+// captures in other threads.
 
 #include "cuda/common/driver_function.hpp"
 
 namespace sparsecast::cuda {
 
-/// Returns the current device of this thread. Makes no context.
+/// Returns the current device of this thread. Creates no context.
 inline int current_device() {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   return device;
 }
 
-/// Returns whether this process has a context on `device`; true where the driver cannot be asked. Makes none.
+/// Returns whether this process has a context on `device`; true if the driver cannot be asked. Creates no context.
 inline bool has_context(int device) noexcept {
   using GetState = int(int device, unsigned* flags, int* active);
   static GetState* const get_state = driver_function<GetState>("cuDevicePrimaryCtxGetState");
@@ -25,8 +26,8 @@ inline bool has_context(int device) noexcept {
   return get_state == nullptr || get_state(device, &flags, &active) != 0 || active != 0;
 }
 
-/// Throws Error{kUsage} while the stream is being captured into a graph: its work would not run, and a wait for it
-/// would never end.
+/// Throws Error{kUsage} while the stream is being captured into a graph: work enqueued on it would not run, and a wait
+/// for that work would never end.
 inline void require_not_captured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
@@ -34,10 +35,10 @@ inline void require_not_captured(cudaStream_t stream) {
   throw Error(ErrorCode::kUsage, "the stream is being captured into a CUDA graph; end the capture before");
 }
 
-/// Sets the mode in which this thread heeds captures of streams into graphs, until it is destroyed. In the mode that
-/// threads begin with, a capture of any thread (torch.cuda.graph) lets what is potentially unsafe beside it fail, such
-/// as an allocation or the query of an event, and fails itself then. Thread-local: only captures of this thread do so;
-/// relaxed: none does.
+/// Sets the stream capture mode of this thread until the guard is destroyed. In the default (global) mode, a capture by
+/// any thread (torch.cuda.graph) makes potentially unsafe calls of this thread fail, such as an allocation or the query
+/// of an event, and the capture then fails, too. In thread-local mode only captures by this thread have this effect, in
+/// relaxed mode none has.
 class CaptureModeGuard {
  public:
   explicit CaptureModeGuard(cudaStreamCaptureMode mode) : mode_(mode) {
@@ -51,8 +52,8 @@ class CaptureModeGuard {
   cudaStreamCaptureMode mode_;  ///< The mode that the destructor restores.
 };
 
-/// Makes `device` the current device of this thread. On destruction the previous one is current again, unless this
-/// process has no context there: setting it would make one.
+/// Makes `device` the current device of this thread. Its destructor makes the previous device current again, unless
+/// this process has no context there, because setting it would create one.
 class CurrentDeviceGuard {
  public:
   explicit CurrentDeviceGuard(int device) : before_(current_device()), changed_(device != before_) {
@@ -69,22 +70,22 @@ class CurrentDeviceGuard {
   bool changed_;
 };
 
-/// Lets this thread work on `device` until it is destroyed: the device is current, and captures of other threads
-/// neither hinder nor suffer.
+/// Lets this thread work on `device` until the guard is destroyed: makes the device current, and keeps this thread's
+/// calls and captures in other threads from making each other fail.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device, cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)
       : device_(device), mode_(mode) {}
-  /// For work on `stream`, one of the device's: throws Error{kUsage} while it is being captured.
+  /// For work on `stream`, which belongs to the device. Throws Error{kUsage} while the stream is being captured.
   DeviceGuard(int device, cudaStream_t stream) : DeviceGuard(device) { require_not_captured(stream); }
 
  private:
-  CurrentDeviceGuard device_;  ///< First, because the mode's calls may make a context, too.
+  CurrentDeviceGuard device_;  ///< Declared first, because calls that set the mode may create a context, too.
   CaptureModeGuard mode_;
 };
 
-/// Calls `release` on `device`, from a destructor in whatever thread it runs, even in the midst of a capture. A failure
-/// cannot be handled there, and the next call of the runtime reports it again.
+/// Calls release() with `device` current. For destructors, in any thread, even during a capture. Ignores failures,
+/// which a destructor cannot handle; the next runtime call reports them again.
 template <class Release>
 void release_on(int device, const Release& release) noexcept {
   try {

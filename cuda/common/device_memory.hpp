@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Owners of device memory and of pinned host memory. After work that could not be stopped they leave it behind
-// (core/unstopped_work.hpp).
+// Owners of device memory and of pinned host memory. They leak the memory if it may still be used by work that could
+// not be stopped (core/unstopped_work.hpp).
 
 #include <cstddef>
 #include <cstdint>
@@ -23,8 +23,8 @@ class OwnedMemory {
  public:
   OwnedMemory() = default;
   /// Allocates `bytes` bytes, aligned to at least 256; nothing for 0 bytes. Throws Error{kUnsupported} if there is not
-  /// enough memory, not even after the program has released what it keeps (core/memory_shortage.hpp). The message names
-  /// the purpose, and what memory the device has.
+  /// enough memory, even after the program has released its reserves (core/memory_shortage.hpp). The message names the
+  /// purpose and the device's memory.
   explicit OwnedMemory(std::size_t bytes, const char* purpose = "tables") : bytes_(bytes) {
     if (bytes == 0) return;
     device_ = current_device();
@@ -63,7 +63,7 @@ class OwnedMemory {
     return kKind == MemoryKind::kDevice ? cudaMalloc(&at_, bytes_) : cudaMallocHost(&at_, bytes_);
   }
   [[noreturn]] void refuse(const char* purpose) const {
-    // Not fmt, whose checks of formats nvcc refuses in the sources of benchmarks.
+    // Does not use fmt, because nvcc rejects its format checks in the sources of the benchmarks.
     std::string text = std::string(kCall) + ": out of memory: " + std::to_string(bytes_) + " bytes" +
                        (kKind == MemoryKind::kDevice ? "" : " of pinned memory of the host") + " for " + purpose;
     std::size_t free = 0;
@@ -78,13 +78,13 @@ class OwnedMemory {
 
   void* at_ = nullptr;
   std::size_t bytes_ = 0;
-  int device_ = 0;  ///< That was current when it was allocated.
+  int device_ = 0;  ///< Device that was current at the allocation.
 };
 
 using DeviceMemory = OwnedMemory<MemoryKind::kDevice>;
 using PinnedMemory = OwnedMemory<MemoryKind::kPinnedHost>;
 
-/// Makes `memory` hold at least `bytes` bytes. If it has to grow, it grows to one and a half times that, and its
+/// Makes `memory` hold at least `bytes` bytes. If it must grow, it grows to one and a half times `bytes`, and its
 /// contents are lost.
 template <MemoryKind kKind>
 void reserve(OwnedMemory<kKind>& memory, std::uint64_t bytes, const char* purpose = "tables") {

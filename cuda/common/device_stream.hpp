@@ -12,7 +12,7 @@
 
 namespace sparsecast::cuda {
 
-/// Returns `stream` with what launchers need of the current device.
+/// Returns `stream` together with the properties of the current device that launchers need.
 inline DeviceStream on_current_device(cudaStream_t stream) {
   const int device = current_device();
   const auto attribute = [&](cudaDeviceAttr which) {
@@ -28,14 +28,15 @@ inline DeviceStream on_current_device(cudaStream_t stream) {
   return result;
 }
 
-/// Waits of the host for what it has enqueued on a stream, by an event behind it: work that others enqueue on the
-/// stream meanwhile is not waited for. Made for the current device.
+/// Lets the host wait for the work enqueued on a stream so far. Records an event, so that work that others enqueue
+/// later is not waited for. Belongs to the device that is current at construction.
 class HostWait {
  public:
   /// `deadline` is the time limit of one wait.
   explicit HostWait(std::chrono::milliseconds deadline) : deadline_(deadline) {}
 
-  /// Throws Error{kTimeout} after the deadline; its message says that the device did not `verb`.
+  /// Waits for the work on `stream`. Throws Error{kTimeout} after the deadline; its message says that the device did
+  /// not `verb`.
   void wait(cudaStream_t stream, const char* verb) const {
     record(behind_.get(), stream);
     const auto end = std::chrono::steady_clock::now() + deadline_;
@@ -52,8 +53,8 @@ class HostWait {
   bool passed() const {
     const cudaError_t state = cudaEventQuery(behind_.get());
     if (state == cudaErrorNotReady) {
-      // The runtime keeps this answer as its last error; whoever checks that after the next launch (CUB does) would
-      // find it.
+      // The runtime keeps cudaErrorNotReady as its last error. Code that checks the last error after the next launch,
+      // as CUB does, would find it.
       static_cast<void>(cudaGetLastError());
       return false;
     }

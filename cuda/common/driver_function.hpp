@@ -5,7 +5,7 @@
 
 namespace sparsecast::cuda {
 
-/// Returns a function of the driver as it has been since CUDA 12.0, or null where the driver has none.
+/// Returns the driver function `name` in its version of CUDA 12.0, or null if the driver does not have it.
 template <class Function>
 Function* driver_function(const char* name) noexcept {
   void* function = nullptr;

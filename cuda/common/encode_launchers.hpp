@@ -2,7 +2,7 @@
 #pragma once
 
 // Launchers of the kernels that detect and encode. Each enqueues one step of pipeline.hpp on `device.stream` and
-// returns without waiting. With `device.loads_only` it only loads the kernels of the step.
+// returns without waiting. If `device.loads_only` is set, each only loads the kernels of its step.
 
 #include <cstdint>
 
@@ -18,7 +18,8 @@ void launch_detect(DetectSource source, const Pipeline& pipeline, const Chunk& c
 /// Enqueues encoding the blocks of a chunk whose elements have 2^size bytes.
 void launch_encode(DetectSource source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
                    const DeviceStream& device);
-/// Enqueues noting in the counts of the pipeline how much of the arena is used, behind the encoding of its chunk.
+/// Enqueues storing in the pipeline's counts how much of the arena is used. To be called after launch_encode for the
+/// chunk.
 void launch_end_chunk(const Pipeline& pipeline, const DeviceStream& device);
 /// Returns the number of CTAs that launch_encode uses for a chunk of `tiles` tiles; each needs scratch memory.
 unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device);
@@ -28,11 +29,11 @@ void launch_cut_frames(const Pipeline& pipeline, const DeviceStream& device);
 /// payloads.
 void launch_assemble_frames(const Pipeline& pipeline, std::uint64_t tiles, std::uint64_t worst_bytes,
                             const DeviceStream& device);
-/// Enqueues copying the headers, stored consecutively at `d_headers`, to their frames.
+/// Enqueues copying the headers, which are consecutive at `d_headers`, to their frames.
 void launch_place_headers(const Pipeline& pipeline, const std::uint64_t* d_headers, std::uint32_t frames,
                           const DeviceStream& device);
 
-/// Enqueues setting in `flags` the bits that are set in `words`, `count` 64-bit words each.
+/// Enqueues setting in `flags` the bits that are set in `words`. Both have `count` 64-bit words.
 void launch_or_words(std::uint64_t* flags, const std::uint64_t* words, std::uint64_t count, const DeviceStream& device);
 
 /// Enqueues casting `elements` fp32 masters to bf16; `view` gives the layout of both.

@@ -19,14 +19,14 @@ class Graph {
   ~Graph() { drop(); }
 
   bool captured() const noexcept { return executable_ != nullptr; }
-  /// Captures what `enqueue` puts on the stream that it is given, and on others that wait for it and that it waits for
-  /// in the end. Nothing of it runs. Kernels keep the priority of their streams.
+  /// Captures the work that `enqueue` puts on the stream that it is given, and on streams forked from and joined to it.
+  /// None of the work runs. Kernels keep the priority of their streams.
   void capture(const std::function<void(cudaStream_t)>& enqueue) {
     drop();
     device_ = current_device();
     const Stream stream;
     cudaGraph_t graph = nullptr;
-    // Other threads may do meanwhile what a capture forbids, such as allocations.
+    // In thread-local mode, other threads may meanwhile make calls that a capture forbids, such as allocations.
     check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     try {
       enqueue(stream.get());
@@ -35,21 +35,21 @@ class Graph {
       throw;
     }
     check(cudaStreamEndCapture(stream.get(), &graph), "cudaStreamEndCapture");
-    // Without the flag, all of it would have the priority of the stream of the launch.
+    // Without the flag, all kernels would get the priority of the stream that the graph is launched on.
     const cudaError_t error = cudaGraphInstantiate(&executable_, graph, cudaGraphInstantiateFlagUseNodePriority);
     static_cast<void>(cudaGraphDestroy(graph));
     check(error, "cudaGraphInstantiate");
   }
   /// Enqueues the captured work.
   void launch(cudaStream_t stream) const { check(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch"); }
-  /// Forgets the captured work; a launch that is under way is not disturbed.
+  /// Destroys the captured graph. A launch that is still running is not disturbed.
   void drop() noexcept {
     if (captured()) release_on(device_, [&] { return cudaGraphExecDestroy(std::exchange(executable_, nullptr)); });
   }
 
  private:
   cudaGraphExec_t executable_ = nullptr;
-  int device_ = 0;  ///< That was current when it was captured.
+  int device_ = 0;  ///< Device that was current at the capture.
 };
 
 }  // namespace sparsecast::cuda

@@ -27,7 +27,7 @@ void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, cuda
 #endif
 }
 
-/// Does so on the stream of `device`, or loads the kernel (DeviceStream::loads_only).
+/// Enqueues `kernel` on the stream of `device`, or only loads it if DeviceStream::loads_only is set.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, const DeviceStream& device,
             Arguments&&... arguments) {

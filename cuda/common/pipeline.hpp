@@ -9,9 +9,9 @@
 //   records  --order_blocks-->  order and sums  --cut_frames-->  frames  --assemble_frames, sum_frames-->  records
 //
 // Tiles, sections and blocks are those of docs/wire-format.md §4. A chunk is a range of whole sections. Encode works on
-// one chunk while detect reads the next one, so there are two sets of what is between them, and the chunk after next
-// uses a set again. The block records of a section are stored at the numbers of its tiles, since it has no more blocks
-// than tiles.
+// one chunk while detect reads the next one. So there are two sets of the tables between detect and encode, and a chunk
+// and the chunk after next use the same set. The block records of a section are stored at the numbers of its tiles,
+// since it has no more blocks than tiles.
 
 #include <bit>
 #include <cstddef>
@@ -37,12 +37,12 @@ inline constexpr std::uint32_t kShiftOf = std::countr_zero(sizeof(T));
 /// Number of mask words of 32 elements in a tile; each thread has two.
 inline constexpr std::uint32_t kMaskWords = kTileElems / 32;
 static_assert(kMaskWords == 2 * kThreads && kTilesPerSection == kThreads);
-/// Largest number of changes of a tile that detect keeps as entries (a position and a coded word each). A tile with
-/// more, or for whose entries there was no room, is compared again by encode_blocks.
+/// Largest number of changes of a tile that detect keeps as entries (a position and a coded word each). encode_blocks
+/// compares a tile again if it has more changes or if there was no room for its entries.
 inline constexpr std::uint32_t kTileEntries = kTileElems / 4;
-/// Stands for the first entry of a tile that has none.
+/// Stands for the first entry of a tile that has no entries.
 inline constexpr std::uint32_t kNoEntries = ~std::uint32_t{0};
-/// A block of fewer changes than this is for encode_runs. One of several tiles always has fewer.
+/// encode_runs takes blocks with fewer changes than this. A block of several tiles always has fewer.
 inline constexpr std::uint32_t kRunChanges = 2 * kBlockChanges;
 
 /// Returns the scratch memory of a CTA of encode_blocks in bytes: words, positions and exceptions of a whole tile.
@@ -50,9 +50,9 @@ constexpr std::size_t scratch_bytes(std::size_t element_bytes) { return kTileEle
 
 enum class DetectSource : std::uint8_t {
   kCompare,    ///< Compares `current` with `old`, both contiguous.
-  kStrided,    ///< Compares where some tensor is a view of larger memory.
-  kMasters,    ///< Compares, with or without views, where `current` of some tensor are fp32 masters of bf16.
-  kFusedCast,  ///< Casts fp32 masters at `current` onto the bf16 at `old`.
+  kStrided,    ///< As kCompare, but some tensors are views of larger memory.
+  kMasters,    ///< As kStrided, but for some bf16 tensors `current` are fp32 masters.
+  kFusedCast,  ///< Casts fp32 masters at `current` and stores the result in the bf16 at `old`.
   kMask,       ///< Sends the elements of a mask; there are no old bits.
 };
 
@@ -61,58 +61,58 @@ constexpr bool has_views(DetectSource source) {
   return source == DetectSource::kStrided || source == DetectSource::kMasters;
 }
 
-/// Index that stands for no view: offsets are row-major indices.
+/// Stands for the index of a view if there is none: offsets are row-major indices.
 inline constexpr std::uint32_t kNoView = ~std::uint32_t{0};
 
 struct TensorEntry {
   const std::byte* current = nullptr;  ///< Null if the tensor never changes (kFusedCast).
   std::byte* old = nullptr;            ///< Bits that receivers hold; null with kMask.
-  std::byte* refresh = nullptr;        ///< Destination of new bits: `old`, or the memory of which `old` is a copy.
+  std::byte* refresh = nullptr;        ///< Destination of new bits: `old`, or the memory that `old` is a copy of.
   const std::uint32_t* mask = nullptr;
   std::uint64_t elements = 0;
   std::uint64_t key_lo = 0;
   std::uint64_t key_hi = 0;
-  std::uint32_t digest_view = kNoView;   ///< View that gives the places in the digest.
+  std::uint32_t digest_view = kNoView;   ///< View that gives the elements' places in the digest.
   std::uint32_t current_view = kNoView;  ///< View of `current`; only if has_views(source).
   std::uint32_t old_view = kNoView;      ///< View of `old` and `refresh`.
   std::uint32_t first_section = 0;
   std::uint32_t sections = 0;
   std::uint32_t stream = 0;             ///< Delta stream that the tensor belongs to.
   std::uint8_t element_shift = 0;       ///< Binary logarithm of the element size in bytes.
-  UlpOrder order = UlpOrder::kInteger;  ///< Of the dtype.
+  UlpOrder order = UlpOrder::kInteger;  ///< Number order of the dtype.
   bool masters = false;                 ///< `current` are fp32 masters, whose cast is compared; only with kMasters.
-  /// True if `current` and `old` may be compared by loads of 16 bytes: those of both begin at the same elements, and no
-  /// run of a view ends within one.
+  /// True if `current` and `old` may be compared by loads of 16 bytes: loads from both begin at the same elements, and
+  /// no contiguous run of a view ends inside a load.
   bool vectors = false;
-  /// With `vectors`, elements from where a load of 16 bytes (with masters, of four elements) may begin to the first
-  /// one: none if the pointers are aligned, and none of a view.
+  /// With `vectors`: number of elements between the last aligned address (for loads of 16 bytes; with masters, of four
+  /// elements) and the first element. 0 if the pointers are aligned or there is a view.
   std::uint8_t lead = 0;
   DType dtype = DType::kBF16;
 };
 
-/// A delta stream: its tensors and sections end where those of the next one begin.
+/// A delta stream. Its tensors and sections end where those of the next stream begin.
 struct StreamEntry {
   std::uint32_t first_tensor = 0;
   std::uint32_t first_section = 0;
 };
 
-/// A tile with its pointers, so that kernels find its elements after one load. What only changed elements need is in
-/// the entry of its tensor.
+/// A tile with its pointers, so that kernels find its elements after one load. Data that only changed elements need is
+/// in the entry of its tensor.
 struct alignas(16) TileEntry {
-  /// The first element of the tile; of the tensor, where a view has its elements.
+  /// The first element of the tile, or of the tensor if it has a view.
   const std::byte* current = nullptr;
-  const std::byte* old = nullptr;  ///< The same of the old bits; with kMask the words of the tile's mask.
+  const std::byte* old = nullptr;  ///< The same for the old bits; with kMask, the words of the tile's mask.
   std::uint32_t tensor = 0;
-  std::uint32_t number = 0;  ///< In the tensor.
+  std::uint32_t number = 0;  ///< Number of the tile in the tensor.
   std::uint32_t current_view = kNoView;
   std::uint32_t old_view = kNoView;
-  std::uint32_t count = 0;  ///< Number of elements; none if the tensor never changes.
+  std::uint32_t count = 0;  ///< Number of elements; 0 if the tensor never changes.
   std::uint8_t element_shift = 0;
   bool masters = false;   ///< As of TensorEntry.
   bool vectors = false;   ///< As of TensorEntry.
-  std::uint8_t lead = 0;  ///< As of TensorEntry: the bytes of a tile are whole vectors.
+  std::uint8_t lead = 0;  ///< As in TensorEntry; the same for all tiles, whose bytes are whole vectors.
 
-  /// Returns its first element in the tensor.
+  /// Returns the index in the tensor of the tile's first element.
   SPARSECAST_HD std::uint64_t first() const { return std::uint64_t{number} * kTileElems; }
 };
 static_assert(sizeof(TileEntry) == 48);
@@ -132,7 +132,7 @@ struct BlockRecord {
   std::uint64_t payload = 0;  ///< Offset of the payload in the arena.
 };
 
-/// A block for encode_runs or encode_blocks.
+/// A block to encode by encode_runs or encode_blocks.
 struct WorkItem {
   std::uint32_t record = 0;
   std::uint32_t first_tile = 0;  ///< Number in the list of all tiles.
@@ -148,7 +148,7 @@ struct OrderedBlock {
   std::uint32_t reserved = 0;
 };
 
-/// Sums over all sections before one.
+/// Sums over all sections before a section.
 struct SectionSums {
   std::uint64_t bytes = 0;
   std::uint64_t changed = 0;
@@ -159,7 +159,7 @@ struct SectionSums {
 struct FrameEntry {
   std::uint64_t offset = 0;  ///< Offset of the record in the memory for frames.
   std::uint64_t changed = 0;
-  std::uint64_t sum_lo = 0;  ///< Sum over its words, docs/wire-format.md §2.3.
+  std::uint64_t sum_lo = 0;  ///< Sum over the frame's words (docs/wire-format.md §2.3).
   std::uint64_t sum_hi = 0;
   std::uint32_t first_block = 0;
   std::uint32_t blocks = 0;
@@ -175,11 +175,11 @@ struct StreamSums {
   std::uint64_t hi = 0;
 };
 
-/// Counts of a chunk, which belong to its set of memory.
+/// Counts of a chunk, stored in its set of memory.
 struct ChunkCounts {
-  std::uint64_t level = 0;      ///< Control::arena_used behind the last chunk that had this set.
-  std::uint64_t entries = 0;    ///< Number that the tiles asked for, those without room included.
-  std::uint32_t runs[4] = {};   ///< Number of runs, by log2 of the element size.
+  std::uint64_t level = 0;      ///< Control::arena_used after the last chunk that used this set.
+  std::uint64_t entries = 0;    ///< Number of entries that the tiles asked for, including tiles that got none.
+  std::uint32_t runs[4] = {};   ///< Number of work items for encode_runs, by log2 of the element size.
   std::uint32_t items[4] = {};  ///< Number of other work items.
   std::uint32_t started = 0;    ///< Whether there was room for the chunk; otherwise its kernels do nothing.
   std::uint32_t reserved = 0;
@@ -190,8 +190,8 @@ struct ChunkCounts {
 struct Control {
   std::uint64_t arena_used = 0;
   std::uint64_t frames_bytes = 0;  ///< Bytes of memory that the frames need.
-  std::uint64_t most_entries = 0;  ///< The most of any chunk but the last two.
-  ChunkCounts chunks[2] = {};      ///< Of the chunks with even and with odd numbers.
+  std::uint64_t most_entries = 0;  ///< Largest ChunkCounts::entries of all chunks but the last two.
+  ChunkCounts chunks[2] = {};      ///< Counts of the chunks with even and with odd numbers.
   std::uint32_t blocks = 0;
   std::uint32_t frames = 0;
   std::uint32_t next_chunk = 0;  ///< The first chunk that has not run.
@@ -203,16 +203,16 @@ struct Pipeline {
   const TensorEntry* tensors = nullptr;
   const SectionEntry* sections = nullptr;
   const TileEntry* tiles = nullptr;
-  const StreamEntry* streams = nullptr;  ///< One more than there are streams.
+  const StreamEntry* streams = nullptr;  ///< One entry more than there are streams.
   const StridedView* views = nullptr;    ///< Views that tensors refer to by index.
   // Indexed by tile of the chunk.
   std::uint32_t* tile_counts = nullptr;
   std::uint32_t* tile_offsets = nullptr;  ///< Number of changes in the section before the tile.
   std::uint32_t* tile_entries = nullptr;  ///< Number of the tile's first entry, or kNoEntries.
   // Indexed by entry.
-  std::uint16_t* entry_positions = nullptr;  ///< In the tile.
-  std::byte* entry_words = nullptr;          ///< A tile's are of its element size and lie together.
-  std::uint32_t entry_word_bytes = 0;        ///< The largest element size in bytes: room for the word of an entry.
+  std::uint16_t* entry_positions = nullptr;  ///< Positions in the tile.
+  std::byte* entry_words = nullptr;          ///< The words of a tile have its element size and are contiguous.
+  std::uint32_t entry_word_bytes = 0;        ///< Bytes reserved for the word of an entry: the largest element size.
   std::uint32_t entry_capacity = 0;
   WorkItem* runs[4] = {};   ///< Blocks of fewer than kRunChanges changes, by log2 of the element size.
   WorkItem* items[4] = {};  ///< Other blocks, and those that encode_runs leaves to encode_blocks.
@@ -228,7 +228,7 @@ struct Pipeline {
   std::byte* arena = nullptr;
   std::uint64_t arena_bytes = 0;
   Control* control = nullptr;
-  ChunkCounts* counts = nullptr;  ///< Of the chunk.
+  ChunkCounts* counts = nullptr;  ///< Counts of the chunk.
   StreamSums* stream_sums = nullptr;
   FrameEntry* frames = nullptr;
   std::byte* frame_memory = nullptr;
@@ -250,7 +250,7 @@ struct Chunk {
   std::uint32_t tile_begin = 0;
   std::uint32_t tile_end = 0;
   std::uint64_t worst_bytes = 0;  ///< Upper bound of the bytes of its payloads.
-  std::uint64_t room_bytes = 0;   ///< The same, with those of a chunk before that is still being encoded.
+  std::uint64_t room_bytes = 0;   ///< worst_bytes plus that of the chunk before, if it may still be being encoded.
 };
 
 }  // namespace sparsecast::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The CUDA runtime for host code, with its errors as Error.
+// Gives host code the CUDA runtime, with its errors as exceptions of type Error.
 
 #include <string>
 
@@ -15,8 +15,8 @@
 
 namespace sparsecast::cuda {
 
-/// Returns what helps against an error that means that this machine's device, driver or memory does not suffice; empty
-/// if the error says it itself, null for every other error.
+/// Returns advice for an error that means that this machine's device, driver or memory does not suffice. Empty if the
+/// error text says enough; null for every other error.
 inline const char* cure_of_lack(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
@@ -52,8 +52,8 @@ inline const char* cure_of_lack(cudaError_t error) {
   }
 }
 
-/// Returns whether the error has ended all work of this process on the device: each later call returns it again, and
-/// its cause is any kernel of the process before.
+/// Returns whether the error has made the device unusable for this process. Each later call then returns the error
+/// again, and any earlier kernel of the process may have caused it.
 inline bool is_sticky(cudaError_t error) noexcept {
   return error == cudaErrorECCUncorrectable || error == cudaErrorNvlinkUncorrectable ||
          error == cudaErrorIllegalAddress || error == cudaErrorLaunchTimeout || error == cudaErrorAssert ||
@@ -64,7 +64,7 @@ inline bool is_sticky(cudaError_t error) noexcept {
 /// suffice, so that a caller may fall back to the CPU, otherwise kDevice.
 inline void check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // Clears the error, so that the next caller does not find it.
+  static_cast<void>(cudaGetLastError());  // Clears the last error, so that the next caller does not find it.
   const char* const cure = cure_of_lack(result);
   std::string text = std::string(call) + ": " + cudaGetErrorName(result) + " (" + cudaGetErrorString(result) + ")";
   if (cure != nullptr && *cure != '\0') text += std::string("; ") + cure;

@@ -13,7 +13,7 @@ namespace sparsecast::cuda {
 /// A stream of the current device that does not wait for the default stream.
 class Stream {
  public:
-  /// With `urgent`, its work goes before that of other streams where a multiprocessor has room.
+  /// If `urgent`, the stream has the highest priority: its CTAs are scheduled before those of other streams.
   explicit Stream(bool urgent = false) {
     int least = 0;
     int greatest = 0;
@@ -32,7 +32,7 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// An event that orders streams.
+/// An event without timing, to order streams.
 class Event {
  public:
   Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
@@ -48,15 +48,15 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// A stream, and the size of its device.
+/// A stream, the size of its device, and options of launchers.
 struct DeviceStream {
   cudaStream_t stream = nullptr;
   unsigned multiprocessors = 1;
   Policy policy = {};
-  /// Launchers only load their kernels, which the runtime otherwise does at the first launch, within a pause perhaps.
+  /// Launchers only load their kernels. Otherwise the runtime loads them at the first launch, possibly during a pause.
   bool loads_only = false;
-  /// Kernels that are loaded ask for as much shared memory as a multiprocessor has: it changes its share only when it
-  /// is idle, and kernels that are to run beside one another must find room together.
+  /// Kernels that are loaded request the largest shared-memory carve-out. A multiprocessor changes its carve-out only
+  /// while it is idle, so kernels that run at the same time must request the same.
   bool most_shared_memory = false;
 };
 

@@ -9,18 +9,19 @@
 
 namespace sparsecast::cuda {
 
-/// Brings the tables of an object to the device while it is made: through pinned memory, because a copy out of pageable
-/// memory may block the host beyond any deadline, and on a stream of its own, so that they are there for every stream.
+/// Copies the tables of an object to the device during its construction. Copies through pinned memory, because a copy
+/// from pageable memory may block the host beyond any deadline. Uses a separate stream and waits, so that the tables
+/// are ready for every stream.
 class TableUpload {
  public:
-  /// Adds a table that fills `to`; `from` may be null if that is empty. Both must live until finish().
+  /// Adds a table that fills `to`; `from` may be null if `to` is empty. Both must stay valid until finish().
   void add(const DeviceMemory& to, const void* from) {
     if (to.bytes() == 0) return;
     tables_.push_back({to.as(), from, to.bytes()});
     bytes_ += to.bytes();
   }
 
-  /// Copies all tables and waits for that. Throws Error{kTimeout} after the deadline of `host`.
+  /// Copies all tables and waits for the copies. Throws Error{kTimeout} after the deadline of `host`.
   void finish(const HostWait& host) {
     if (bytes_ == 0) return;
     const Stream stream;

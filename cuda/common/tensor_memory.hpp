@@ -14,9 +14,9 @@ template <MemoryKind kKind>
 class TensorMemory {
  public:
   TensorMemory() = default;
-  /// bytes_of(spec) returns the size of the range of a tensor in bytes. Errors name the purpose. With `beside`,
-  /// parallel to the table, a range is for a copy that will be compared with that tensor, and lies behind a multiple of
-  /// 16 bytes as that does.
+  /// bytes_of(spec) returns the size of the range of a tensor in bytes. Errors name the purpose. If `beside` is given,
+  /// parallel to the table, each range will be compared with the tensor in `beside`, and its address is equal to that
+  /// tensor's modulo 16.
   template <class BytesOf>
   TensorMemory(const TensorTable& table, const BytesOf& bytes_of, const char* purpose = "tensors",
                const std::vector<TensorRef>& beside = {}) {

@@ -14,7 +14,7 @@ TensorEntry describe(const TensorTable& table, std::size_t t, TilePlan& plan) {
   TensorEntry entry;
   entry.elements = table[t].elements();
   const DigestIndex digest = digest_index_of(table, t);
-  // Multipliers depend on the sum of key and index alone, so that an offset costs the kernels nothing.
+  // Multipliers depend only on the sum of key and index, so an offset in the key costs the kernels nothing.
   entry.key_lo = digest.key.lo + digest.first * kDigestStep;
   entry.key_hi = digest.key.hi;
   if (!digest.flat) entry.digest_view = add_view(plan, digest.view);
@@ -47,8 +47,8 @@ void append_sections(TilePlan& plan, TensorEntry& tensor, std::uint32_t index) {
   }
 }
 
-/// Returns the largest possible payloads of a section: all elements uncompressed, each block padded; with `context`,
-/// also what encode_contexts writes before it is known what is smaller.
+/// Returns the largest possible size of a section's payloads: all elements uncompressed, each block padded. With
+/// `context`, also counts the payloads that encode_contexts writes before the smaller coding is chosen.
 std::uint64_t worst_bytes(const TensorEntry& tensor, const SectionEntry& section, bool context) {
   const std::uint64_t first = std::uint64_t{section.first_tile} * kTileElems;
   const std::uint64_t most = std::uint64_t{section.tiles} * kTileElems;
@@ -57,8 +57,8 @@ std::uint64_t worst_bytes(const TensorEntry& tensor, const SectionEntry& section
   return context && tensor.order == UlpOrder::kFloat ? 2 * blocks + kBlockEntryBytes * section.tiles : blocks;
 }
 
-/// Returns the entries of the tiles of a chunk that have `each` of them, or one for each element if that is less; at
-/// most what a number of an entry can say.
+/// Returns the number of entries of a chunk whose tiles have `each` entries, or one for each element if that is less.
+/// The result is at most the largest number that an entry can have.
 std::uint32_t entries_of(const TilePlan& plan, const Chunk& chunk, std::uint64_t each) {
   std::uint64_t entries = 0;
   for (std::uint32_t s = chunk.section_begin; s < chunk.section_end; ++s) {
@@ -70,7 +70,8 @@ std::uint32_t entries_of(const TilePlan& plan, const Chunk& chunk, std::uint64_t
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(entries, kNoEntries - 1));
 }
 
-/// Enters the streams that begin with tensor t, which is the next one. Behind the last tensor, that is the end as well.
+/// Adds the streams that begin with tensor t, the next tensor to be added. After the last tensor, also adds the entry
+/// that ends the streams.
 void enter_streams(TilePlan& plan, const JoinedTables& tables, std::size_t t) {
   while (plan.streams.size() <= tables.streams() && tables.first(plan.streams.size()) == t) {
     plan.streams.push_back({static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(plan.sections.size())});
@@ -120,7 +121,8 @@ TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes, bool 
     plan.has_size[tensor.element_shift] = true;
   }
   enter_streams(plan, tables, table.size());
-  // A tile has a count and work items even if it is all of a small tensor: many of those would need more than a chunk.
+  // Every tile needs a count and work items, even if it is a whole small tensor. So chunks also limit the number of
+  // tiles.
   const std::uint64_t most_tiles = chunk_bytes / kTileElems;
   for (std::uint32_t s = 0; s < plan.sections.size(); ++s) {
     const SectionEntry& section = plan.sections[s];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Offsets of the elements of a strided tensor, and their places in the state digest where those differ from the
-// row-major index. All threads that work on a tile or a block take the same branch.
+// Offsets of the elements of a strided tensor, and their places in the state digest if these differ from the row-major
+// index. All threads that work on a tile or a block take the same branch.
 
 #include "core/strided_view.hpp"
 #include "cuda/common/device_api.hpp"

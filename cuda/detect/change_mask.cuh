@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The mask of the changed elements of a tile, and how the threads of a CTA fill it: each compares a few consecutive
-// elements at a time (a piece) and stores their flags as bytes, so that no word needs an atomic operation, nor a zero
-// to begin with.
+// The mask of the changed elements of a tile, and how the threads of a CTA fill it. Each thread compares a few
+// consecutive elements at a time (a piece) and stores their flags as bytes. So no word needs atomic operations, or to
+// be zero before.
 
 #include "cuda/common/coding_threads.cuh"
 
 namespace sparsecast::cuda {
 
 /// A bit for each element of a tile, lowest first, shared by the CTA. Bytes are in the order of little-endian words.
-/// While a tile with a lead is compared, the bits of its elements come behind as many of none, which takes one word
-/// more.
+/// While a tile with a lead (TensorEntry::lead) is compared, the bits of its elements follow `lead` unused bits, which
+/// needs one more word.
 union ChangeMask {
   std::uint32_t words[kMaskWords + 1];
   std::uint16_t halves[2 * (kMaskWords + 1)];
@@ -19,11 +19,11 @@ union ChangeMask {
 };
 
 /// Gathers the highest bits of four bytes, lowest byte first; all other bits must be zero. The product has a copy of
-/// each at bits 28 to 31, and no two of its terms meet.
+/// each of the four bits at bits 28 to 31, and its terms do not overlap.
 __device__ inline std::uint32_t gather_byte_flags(std::uint32_t flags) { return flags * 0x204081U >> 28; }
 
-/// Returns the bits of `chosen` in which a and b differ, in one instruction. Compilers compute the difference once for
-/// all its uses instead, which makes one instruction more for each word.
+/// Returns the bits of `chosen` in which a and b differ, in one instruction. Left alone, compilers compute a ^ b once
+/// for all uses, which costs one more instruction for each word.
 __device__ inline std::uint32_t different_bits(std::uint32_t a, std::uint32_t b, std::uint32_t chosen) {
 #if defined(__CUDA_ARCH__)
   std::uint32_t bits;
@@ -40,7 +40,7 @@ __device__ inline std::uint32_t different_bytes(std::uint32_t a, std::uint32_t b
   return ((different_bits(a, b, kLow) + kLow) | (a ^ b)) & ~kLow;
 }
 
-/// Returns a number whose highest bits of both halves say whether these differ between a and b.
+/// Returns a word in which the highest bit of each half tells whether that half differs between a and b.
 __device__ inline std::uint32_t different_halves(std::uint32_t a, std::uint32_t b) {
   constexpr std::uint32_t kLow = 0x7FFF7FFFU;
   return (different_bits(a, b, kLow) + kLow) | (a ^ b);
@@ -49,7 +49,7 @@ __device__ inline std::uint32_t different_halves(std::uint32_t a, std::uint32_t 
 /// Returns a bit for each pair of 16-bit elements in two words that differ, lowest first.
 __device__ inline std::uint32_t four_different_halves(std::uint32_t a_low, std::uint32_t a_high, std::uint32_t b_low,
                                                       std::uint32_t b_high) {
-  // The highest byte of each half.
+  // Takes the highest byte of each half.
   return gather_byte_flags(__byte_perm(different_halves(a_low, b_low), different_halves(a_high, b_high), 0x7531) &
                            0x80808080U);
 }
@@ -70,13 +70,13 @@ __device__ std::uint32_t different_elements(const uint4& a, const uint4& b) {
 }
 
 /// Stores the flags of piece number `at`, of kFlags elements (2, 4, 8 or 16), if it is `inside` the tile. All lanes of
-/// a warp call it with consecutive pieces; those of one byte are all inside or all outside.
+/// a warp must call it, with consecutive pieces. The pieces of one mask byte are all inside or all outside.
 template <unsigned kFlags>
 __device__ void store_flags(ChangeMask& mask, std::uint32_t at, std::uint32_t flags, bool inside) {
   if constexpr (kFlags == 16) {
     if (inside) mask.halves[at] = static_cast<std::uint16_t>(flags);
   } else {
-    constexpr unsigned kPieces = 8 / kFlags;  // Of a byte.
+    constexpr unsigned kPieces = 8 / kFlags;  // Pieces in a mask byte.
     SPARSECAST_UNROLL
     for (unsigned lane = 1; lane < kPieces; lane *= 2) {
       flags |= __shfl_down_sync(kAllLanes, flags, lane) << lane * kFlags;
@@ -102,7 +102,7 @@ __device__ void mark_whole_tile(ChangeMask& mask, const Load& load, const Flags&
   }
 }
 
-/// Marks the differences in the pieces from number `first` to `end`, whole words of the mask, in the same way.
+/// Marks the differences in the pieces [first, end), whole words of the mask, as mark_whole_tile() does.
 template <std::uint32_t kInFlight, unsigned kFlags, class Load, class Flags>
 __device__ void mark_pieces(std::uint32_t first, std::uint32_t end, ChangeMask& mask, const Load& load,
                             const Flags& flags) {
@@ -123,8 +123,8 @@ __device__ void mark_pieces(std::uint32_t first, std::uint32_t end, ChangeMask& 
   }
 }
 
-/// Moves the bits of all elements `lead` places down, to where the number of their element says; those above are zero.
-/// `lead` is below 32. Callers provide the barriers before and behind.
+/// Shifts the bits of all elements down by `lead` places (below 32), so that bit i belongs to element i. The bits above
+/// the last element must be zero. Callers provide the barriers before and after.
 __device__ inline void drop_lead(ChangeMask& mask, std::uint32_t lead) {
   const std::uint32_t low = mask.words[2 * threadIdx.x];
   const std::uint32_t middle = mask.words[2 * threadIdx.x + 1];

@@ -20,7 +20,7 @@ struct TwoVectors {
   uint4 old;
 };
 
-/// Compares contiguous memory.
+/// Compares tensors in contiguous memory.
 template <unsigned kShift>
 __device__ void compare_vectors(const TileEntry& tile, std::uint32_t end_word, ChangeMask& mask) {
   constexpr unsigned kElements = 16 >> kShift;
@@ -38,8 +38,8 @@ __device__ void compare_vectors(const TileEntry& tile, std::uint32_t end_word, C
                                                   end_word * (32 / kElements), mask, load, compare);
 }
 
-/// Compares where at least one side is a strided view. Costs a division for each dimension but the first, for each
-/// vector.
+/// Compares tensors of which at least one side is a strided view. Costs, for each vector, a division for each dimension
+/// but the first.
 template <unsigned kShift>
 __device__ void compare_strided_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t end_word,
                                         ChangeMask& mask) {
@@ -80,13 +80,13 @@ __device__ void find_in_vectors(const Pipeline& pipeline, const TileEntry& tile,
   }
 }
 
-/// Returns the end of the mask words whose elements are compared by vectors.
+/// Returns the end of the range of mask words whose elements are compared by vectors.
 __device__ inline std::uint32_t end_vector_word(const TileEntry& tile) {
   return tile.vectors ? (tile.count + tile.lead) / 32 : 0;
 }
 
-/// Compares the elements of all other mask words one by one; each warp gathers a word. The one with the lead comes
-/// first.
+/// Compares the elements of all other mask words one by one; each warp makes one word at a time. The word with the lead
+/// comes first.
 template <DetectSource kSource, class T>
 __device__ void find_in_elements(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask) {
   const std::uint32_t lead = tile.lead;
@@ -95,7 +95,7 @@ __device__ void find_in_elements(const Pipeline& pipeline, const TileEntry& tile
   const std::uint32_t before = end == 0 ? 0 : first_vector_word(tile);
   for (std::uint32_t n = end - before + threadIdx.x / 32; n < words; n += kThreads / 32) {
     const std::uint32_t w = n < end ? 0 : n;
-    const std::uint32_t i = w * 32 + threadIdx.x % 32 - lead;  // Before the first element it is beyond the last one.
+    const std::uint32_t i = w * 32 + threadIdx.x % 32 - lead;  // Before the first element, it wraps beyond the last.
     const bool changed =
         i < tile.count && new_element<kSource, T>(pipeline, tile, i) !=
                               load_element<T>(tile.old, place_in<kSource>(pipeline, tile, tile.old_view, i));
@@ -111,12 +111,12 @@ __device__ void find_in_elements(const Pipeline& pipeline, const TileEntry& tile
 template <DetectSource kSource, class T>
 __device__ void compare_elements(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask) {
   find_in_vectors<kSource, kShiftOf<T>>(pipeline, tile, end_vector_word(tile), mask);
-  // Asked for again: kept, the number would take a register of the loads in flight.
+  // end_vector_word() is computed again: keeping it would cost a register during the loads.
   if (end_vector_word(tile) != kMaskWords || tile.lead != 0) find_in_elements<kSource, T>(pipeline, tile, mask);
 }
 
 /// Sets the bits of the changed elements in `mask`, which the CTA shares, and clears the others. Callers need a barrier
-/// before the call if they have used `mask`; it is complete on return.
+/// before the call if they have used `mask`. The mask is complete for all threads on return.
 template <DetectSource kSource, class T>
 __device__ void find_changes(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask) {
   if constexpr (kSource == DetectSource::kMask) {
@@ -137,7 +137,7 @@ __device__ inline std::uint32_t count_own_changes(const ChangeMask& mask) {
   return static_cast<std::uint32_t>(__popc(mask.words[2 * threadIdx.x]) + __popc(mask.words[2 * threadIdx.x + 1]));
 }
 
-/// Writes the positions of those bits, in ascending order, to `out`.
+/// Writes the positions of the bits set in the two mask words of this thread, in ascending order, to `out`.
 template <class Position>
 __device__ void list_own_changes(const ChangeMask& mask, Position* out) {
   for (std::uint32_t w = 2 * threadIdx.x; w < 2 * threadIdx.x + 2; ++w) {
@@ -158,7 +158,7 @@ __device__ T code_change(const Pipeline& pipeline, const TileEntry& tile, std::u
     const auto place = place_in<kSource>(pipeline, tile, tile.old_view, at);
     const T old_bits = load_element<T>(tile.old, place);
     const TensorEntry& tensor = pipeline.tensors[tile.tensor];
-    // Before the digest, so that the place takes no register meanwhile.
+    // Stored before the digest is computed, so that `place` costs no register there.
     if (pipeline.refresh) reinterpret_cast<T*>(tensor.refresh + (tile.old - tensor.old))[place] = new_bits;
     digest_replace(sum, tensor.key_lo, tensor.key_hi,
                    digest_place(view_at(pipeline.views, tensor.digest_view), tile.first() + at), old_bits, new_bits);

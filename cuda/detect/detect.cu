@@ -11,7 +11,7 @@ namespace {
 constexpr unsigned kFormCtas = 8;
 constexpr unsigned kOrCtas = 8;
 
-/// Sets in `flags` the bits that are set in `words`. Reads 16 bytes and writes 8 for each word of 64 mask bits.
+/// Sets in `flags` the bits that are set in `words`. For each 64-bit word, reads 16 bytes and writes 8.
 __global__ void or_words(std::uint64_t* flags, const std::uint64_t* words, std::uint64_t count) {
   const std::uint64_t step = std::uint64_t{gridDim.x} * kThreads;
   for (std::uint64_t i = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) flags[i] |= words[i];

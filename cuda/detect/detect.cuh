@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// detect: finds the changes of a chunk. Reads every element and its old bits once (with fp32 masters 6 bytes an
-// element, fused_cast.cuh; with a mask one bit an element, and the elements that changed). Writes the positions and
-// coded words of each changed tile to entries, and the new bits to the snapshot. Its lower bound in time is the read
-// bandwidth of the device. Grid: as many CTAs as the device holds at once; each takes one tile after another.
+// detect: finds the changes of a chunk. Reads every element and its old bits once: with fp32 masters 6 bytes an element
+// (fused_cast.cuh), with a mask one bit an element and the elements to send. Writes the positions and coded words of
+// each changed tile to entries, and the new bits to the snapshot. Its lower bound in time is the read bandwidth of the
+// device. Grid: as many CTAs as the device holds at once; each takes one tile after another.
 
 #include "cuda/common/policies.hpp"
 #include "cuda/detect/changes.cuh"
 
 namespace sparsecast::cuda {
 
-/// Tiles whose entries are in shared memory: one that a warp may still be writing changes of, the one that others
-/// compare, and the next; a power of two.
+/// Number of tile entries in shared memory, a power of two: a tile whose changes a warp may still be writing, the tile
+/// that other warps compare, and the next tile.
 inline constexpr std::uint32_t kTilesAhead = 4;
 
 struct DetectShared {
@@ -20,15 +20,15 @@ struct DetectShared {
   ChangeMask mask;
   std::uint16_t positions[kTileEntries];
   std::uint32_t first_entry;
-  StreamDigest digests[kThreads];  ///< Of each thread: in registers they would take those of loads in flight.
+  StreamDigest digests[kThreads];  ///< One for each thread. In registers, they would compete with the loads.
   union {
     ScanShared scan;
     CtaDigest::TempStorage digest;
   };
 };
 
-/// Takes room for `count` entries, in an order that nothing depends on. Returns the number of the first one, or
-/// kNoEntries. One thread.
+/// Reserves `count` entries. Returns the number of the first entry, or kNoEntries if there is no room. No result
+/// depends on the order of the reservations. One thread must call it.
 __device__ inline std::uint32_t take_entries(const Pipeline& pipeline, std::uint32_t count) {
   if (count > kTileEntries) return kNoEntries;
   const std::uint64_t first = atomicAdd(reinterpret_cast<unsigned long long*>(&pipeline.counts->entries),
@@ -49,12 +49,12 @@ __device__ void fill_entries(const Pipeline& pipeline, const TileEntry& shared_t
   }
 }
 
-/// Finds the changes of a tile of elements of T, number `number` of the chunk.
+/// Finds the changes of a tile with elements of T; `number` is its number in the chunk.
 template <DetectSource kSource, class T>
 __device__ void detect_tile(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t number,
                             DetectShared& shared) {
   find_changes<kSource, T>(pipeline, tile, shared.mask);
-  // The entry of the next tile has arrived when the barriers of the scan are passed.
+  // After the barriers of the scan, the entry of the next tile has arrived for all threads.
   wait_for_copies();
   const auto own = cta_scan(shared.scan, count_own_changes(shared.mask));
   const std::uint32_t changed = own.total;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, kPolicy.detect.ctas) detect(Pipeline
   fetch(0);
   wait_for_copies();
   __syncthreads();
-  // The round alone is kept: registers are for the loads in flight.
+  // Only `round` is kept, to leave registers for the loads in flight.
   for (std::uint32_t round = 0; blockIdx.x + round * gridDim.x < tiles; ++round) {
     const TileEntry& tile = shared.tiles[round % kTilesAhead];
     const std::uint32_t number = blockIdx.x + round * gridDim.x;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The elements of a tile as detect and encode_blocks read them, singly and by vectors.
+// How detect and encode_blocks read the elements of a tile, one by one and by vectors.
 
 #include "codec/codec_common.hpp"
 #include "cuda/common/device_api.hpp"
@@ -10,7 +10,7 @@
 
 namespace sparsecast::cuda {
 
-/// Returns whether `current` are fp32 masters, whose cast to bf16 is compared.
+/// Returns whether `tile.current` points to fp32 masters, whose cast to bf16 is compared.
 template <DetectSource kSource>
 __device__ bool casts(const TileEntry& tile) {
   return kSource == DetectSource::kFusedCast || (kSource == DetectSource::kMasters && tile.masters);
@@ -21,7 +21,7 @@ __device__ T load_element(const std::byte* base, Index index) {
   return reinterpret_cast<const T*>(base)[index];
 }
 
-/// Returns the offset, in elements, of element `index` of the tile from the pointer of the tile that has this view.
+/// Returns the offset in elements of element `index` of the tile, from the tile's pointer that belongs to `view`.
 template <DetectSource kSource>
 __device__ auto place_in(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t view, std::uint32_t index) {
   if constexpr (has_views(kSource)) {
@@ -42,17 +42,18 @@ __device__ T new_element(const Pipeline& pipeline, const TileEntry& tile, std::u
   return load_element<T>(tile.current, place);
 }
 
-/// Returns the vectors of which the first one holds the element at `first` behind `lead_bytes` bytes of others, which
-/// are not the tile's. The next ones are.
+/// Returns a pointer to the vector that holds the element at `first`. The vector begins with `lead_bytes` bytes that do
+/// not belong to the tile; all following vectors do.
 template <class Vector>
 __device__ const Vector* vectors_of(const std::byte* first, std::uint32_t lead_bytes) {
   return in_global(reinterpret_cast<const Vector*>(first - lead_bytes));
 }
 
-/// Returns the first mask word whose elements are compared by vectors: one with elements of another tile is not.
+/// Returns the first mask word whose elements are compared by vectors. A word that includes elements of another tile is
+/// not.
 __device__ inline std::uint32_t first_vector_word(const TileEntry& tile) { return tile.lead == 0 ? 0 : 1; }
 
-/// Returns the memory from element `index` of the tile on; elements have 2^shift bytes.
+/// Returns a pointer to the piece at element `index` of the tile; elements have 2^shift bytes.
 template <class Piece>
 __device__ const Piece* piece_at(const Pipeline& pipeline, const TileEntry& tile, const std::byte* base,
                                  std::uint32_t view, std::uint32_t index, std::uint32_t shift) {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// begin_chunk, form_blocks and end_chunk run between the large passes, detect and encode_blocks. begin_chunk decides
-// whether the next chunk may start. form_blocks joins the tiles of a section to blocks (docs/wire-format.md §5.1) from
-// their numbers of changes alone: it reads 4 bytes and writes 4 for each tile, and writes about 32 for each block. One
-// CTA takes one section after another, with one thread for each tile.
+// begin_chunk, form_blocks and end_chunk run before, between and after the large passes, detect and encode_blocks.
+// begin_chunk decides whether the next chunk may start. form_blocks joins the tiles of a section to blocks
+// (docs/wire-format.md §5.1) from their numbers of changes alone: it reads 4 bytes and writes 4 for each tile, and
+// writes about 32 for each block. One CTA takes one section after another, with one thread for each tile.
 
 #include "cuda/common/cta_primitives.cuh"
 
 namespace sparsecast::cuda {
 
-/// Starts a chunk only if its payloads, and those of the chunk before, fit into the arena at their largest, so that no
-/// chunk is ever half done. One thread.
+/// Starts a chunk only if the largest possible payloads of this chunk and of the chunk before fit into the arena, so
+/// that no chunk is ever half done. One thread.
 static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
   Control& control = *pipeline.control;
   ChunkCounts& counts = *pipeline.counts;
@@ -27,18 +27,18 @@ static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
   for (std::uint32_t& items : counts.items) items = 0;
 }
 
-/// Says how much of the arena is used when all chunks that had this set are encoded. One thread.
+/// Stores how much of the arena is used once the chunk of this set is encoded. One thread.
 static __global__ void end_chunk(Pipeline pipeline) { pipeline.counts->level = pipeline.control->arena_used; }
 
 struct FormShared {
   ScanShared scan;
-  // Tiles that changed, in order: number in the section, changes before, and changes.
+  // For each tile with changes, in order: its number in the section, the changes before it, and its changes.
   std::uint32_t tile[kTilesPerSection];
   std::uint32_t before[kTilesPerSection];
   std::uint32_t count[kTilesPerSection];
-  // First of these tiles in each block.
+  // First of the tiles with changes in each block.
   std::uint32_t first[kTilesPerSection];
-  // Places of the section's work items among those of the chunk.
+  // Where the section's work items begin in the lists of the chunk.
   std::uint32_t runs_begin;
   std::uint32_t items_begin;
 };
@@ -66,7 +66,7 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
   }
   __syncthreads();
   const bool starts = threadIdx.x < changed_tiles && starts_block(shared, threadIdx.x);
-  // Only a tile that is a block of its own has so many changes.
+  // Only a tile that is a block on its own can have so many changes.
   const bool for_cta = starts && shared.count[threadIdx.x] >= kRunChanges;
   const auto numbers = cta_scan(shared.scan, (for_cta ? 1U << 16 : 0) | (starts ? 1U : 0));
   const std::uint32_t blocks = numbers.total & 0xFFFF;
@@ -97,7 +97,7 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
       pipeline.runs[size][shared.runs_begin + number - items_before] = item;
     }
   }
-  // The scan of the next section has barriers before anything shared is written.
+  // No barrier here: the scan of the next section has barriers before shared memory is written again.
 }
 
 static __global__ void __launch_bounds__(kThreads) form_blocks(Pipeline pipeline, Chunk chunk) {

@@ -2,8 +2,8 @@
 #pragma once
 
 // The fused cast: compares the bf16 cast of fp32 masters with the bf16 that receivers hold, without storing the cast
-// first. It is the comparison of detect<DetectSource::kFusedCast>, whose bf16 are the live weights, and of the tensors
-// with masters under DetectSource::kMasters (cast snapshots), whose bf16 are a snapshot.
+// first. Used by detect<DetectSource::kFusedCast>, where the bf16 tensors are the live weights, and for the tensors
+// with masters under DetectSource::kMasters, where the bf16 tensors are a snapshot.
 //
 // Bytes for each element: reads 4 of the master and 2 of the old bf16, in one pass. For each changed element
 // code_change (changes.cuh) then reads both again, from cache, and writes 2 bytes of bf16 in place; fill_entries
@@ -23,7 +23,7 @@ struct MasterPiece {
 
 __device__ inline bool is_nan(std::uint32_t f32_bits) { return (f32_bits & 0x7FFFFFFFU) > 0x7F800000U; }
 
-/// Returns two masters cast to bf16, in one word. With `exact` false neither may be a NaN.
+/// Returns two masters cast to bf16, in one word. If `exact` is false, neither may be a NaN.
 __device__ inline std::uint32_t cast_pair(std::uint32_t low, std::uint32_t high, bool exact) {
   if (exact) return bf16_from_f32_bits(low) | std::uint32_t{bf16_from_f32_bits(high)} << 16;
   const auto rounded = [](std::uint32_t bits) { return bits + 0x7FFFU + (bits >> 16 & 1U); };
@@ -39,7 +39,7 @@ __device__ inline std::uint32_t different_casts(const MasterPiece& piece) {
 }
 
 /// Compares the cast of contiguous masters with contiguous bf16, up to mask word `end_word`. Neighbouring lanes read
-/// neighbouring masters, so that a load of the warp takes as few sectors as it can.
+/// neighbouring masters, so that the loads of a warp are coalesced.
 __device__ inline void cast_vectors(const TileEntry& tile, std::uint32_t end_word, ChangeMask& mask) {
   if (end_word == kMaskWords && tile.lead == 0) {
     const auto* masters = in_global(reinterpret_cast<const uint4*>(tile.current));
@@ -53,7 +53,7 @@ __device__ inline void cast_vectors(const TileEntry& tile, std::uint32_t end_wor
   mark_pieces<DetectPolicy::kInFlight, 4>(first_vector_word(tile) * 8, end_word * 8, mask, load, different_casts);
 }
 
-/// Compares where the masters or the bf16 are a strided view.
+/// Compares tensors of which the masters or the bf16 are a strided view.
 __device__ inline void cast_strided_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t end_word,
                                             ChangeMask& mask) {
   const auto load = [&](std::uint32_t at) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// cast_masters: the first cast of fp32 masters to the bf16 snapshot that a detector begins with; later detect keeps the
-// snapshot up to date. Reads 4 bytes and writes 2 for each element. Each thread takes one element, so that neighbours
-// share their sectors where the view allows it.
+// cast_masters: the first cast of fp32 masters, to the bf16 snapshot that a detector begins with. Later, detect keeps
+// the snapshot up to date. Reads 4 bytes and writes 2 for each element. Each thread takes one element, so that accesses
+// are coalesced where the view allows it.
 
 #include "codec/codec_common.hpp"
 #include "cuda/common/encode_launchers.hpp"

@@ -34,8 +34,8 @@ SnapshotPrefetch::SnapshotPrefetch(TilePlan& plan, const HostWait& host) : plan_
   upload.finish(host);
 }
 
-/// Appends the pieces and entries of a chunk and returns the bytes that it needs in a buffer. The `old` of an entry is
-/// an offset until place() makes it a pointer.
+/// Appends the copies and entries of a chunk and returns the size in bytes that the chunk needs in a buffer. The `old`
+/// of an entry is an offset until place() makes it a pointer.
 std::uint64_t SnapshotPrefetch::lay_out(std::uint32_t chunk) {
   const Chunk& range = plan_.chunks[chunk];
   ChunkCopy copy;
@@ -47,13 +47,13 @@ std::uint64_t SnapshotPrefetch::lay_out(std::uint32_t chunk) {
     const SectionEntry& first = plan_.sections[s];
     const TensorEntry& tensor = plan_.tensors[first.tensor];
     const std::uint64_t skipped = first_element(first) << tensor.element_shift;
-    // Lies behind a multiple of 16 bytes as the live tensor does, so that both are compared by vectors.
+    // Equal to the address of the live tensor modulo 16, so that both are compared by vectors.
     const std::uint64_t offset = used + reinterpret_cast<std::uintptr_t>(tensor.current) % kVectorBytes;
     SectionCopy piece{tensor.old + skipped, offset, 0};
     for (; s < range.section_end && plan_.sections[s].tensor == first.tensor; ++s) {
       piece.bytes += section_bytes(tensor, plan_.sections[s]);
     }
-    entries_.resize(copy.entries + first.tensor - copy.first_tensor);  // Also makes room for tensors without elements.
+    entries_.resize(copy.entries + first.tensor - copy.first_tensor);  // Also covers tensors without elements.
     entries_.push_back(tensor);
     entries_.back().old = reinterpret_cast<std::byte*>(offset - skipped);
     pieces_.push_back(piece);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Copies a snapshot in pinned host memory to the device in chunks: chunk c + 1 is copied on a stream of its own while
-// the kernels work on chunk c.
+// Copies a snapshot in pinned host memory to the device in chunks: chunk c + 1 is copied on a separate stream while the
+// kernels work on chunk c.
 //
 //     copies:   0 | 1 | . 2 | . 3        each into the buffer of its number modulo 2,
 //     kernels:      0 | 1   | 2          once the kernels of the chunk before last have left it
@@ -19,16 +19,17 @@ namespace sparsecast::cuda {
 
 class SnapshotPrefetch {
  public:
-  /// Waits for its tables. `plan` must outlive this object and hold its pointers: `old` are the snapshots on the host.
-  /// Those of its tiles become the copies' on the device.
+  /// Uploads its tables and waits. `plan` must outlive this object. Its tensors' `old` must point to the snapshots on
+  /// the host; the constructor sets its tiles' `old` to the copies on the device.
   SnapshotPrefetch(TilePlan& plan, const HostWait& host);
 
-  /// Starts copying with chunk `first`, after the work that is on `stream` now.
+  /// Starts copying with chunk `first`, after the work that is already enqueued on `stream`.
   void begin(std::uint32_t first, cudaStream_t stream);
   /// Makes later work on `stream` wait for the copy of the chunk. Returns the tensor entries that the kernels of the
   /// chunk must use.
   const TensorEntry* enter(std::uint32_t chunk, cudaStream_t stream);
-  /// Called when all kernels of the chunk are enqueued on `stream`: its buffer is free for chunk + 2 after them.
+  /// Must be called when all kernels of the chunk are enqueued on `stream`. After them, the chunk's buffer is free for
+  /// chunk + 2.
   void leave(std::uint32_t chunk, cudaStream_t stream);
 
  private:
@@ -41,7 +42,7 @@ class SnapshotPrefetch {
   struct ChunkCopy {
     std::size_t piece_begin = 0;
     std::size_t piece_end = 0;
-    std::size_t entries = 0;  ///< Index in entries_ of its first tensor.
+    std::size_t entries = 0;  ///< Index in entries_ of the chunk's first tensor.
     std::uint32_t first_tensor = 0;
   };
   struct ChunkBuffer {
@@ -57,7 +58,7 @@ class SnapshotPrefetch {
   TilePlan& plan_;
   std::vector<ChunkCopy> chunks_;
   std::vector<SectionCopy> pieces_;
-  std::vector<TensorEntry> entries_;  ///< A range for each chunk: its tensors, with `old` in its buffer.
+  std::vector<TensorEntry> entries_;  ///< A range for each chunk: its tensors, with `old` in the chunk's buffer.
   DeviceMemory d_entries_;
   Stream copies_;
   Event ready_;

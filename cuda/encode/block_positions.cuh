@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The position part of a block (docs/wire-format.md §4.1, §5.2, §5.4), coded by the threads of a CTA or a warp
-// together.
+// Codes the position part of a block (docs/wire-format.md §4.1, §5.2, §5.4) with all threads of a CTA or of a warp.
 
 #include "codec/codec_common.hpp"
 #include "cuda/common/coding_threads.cuh"
@@ -25,14 +24,14 @@ struct PositionPlan {
   PositionCodec codec = PositionCodec::kPacked;
   std::uint32_t kp = 0;
   std::uint32_t bytes = 0;         ///< Size of the position part, padded to 4 bytes.
-  std::uint32_t quotient_bit = 0;  ///< packed: bit at which the quotients of this thread start.
-  std::uint32_t tail_bit = 0;      ///< packed: bit at which their tails start.
+  std::uint32_t quotient_bit = 0;  ///< packed: bit number at which this thread's quotients start.
+  std::uint32_t tail_bit = 0;      ///< packed: bit number at which the tails of these quotients start.
 };
 
-/// Sums over the quotients of the share of a thread, or of all of them.
+/// Sums over the quotients of a thread's share, or of all threads.
 struct QuotientSums {
-  ThreeSums bits;   ///< Bits of the codes without their ones, for k, k - 1 and k - 2.
-  ThreeSums tails;  ///< Those of them that are tails.
+  ThreeSums bits;   ///< Bits of the codes without their one bits, with parameters k, k - 1 and k - 2.
+  ThreeSums tails;  ///< How many of `bits` are tail bits.
 };
 
 template <class Threads>
@@ -47,7 +46,7 @@ __device__ QuotientSums sum_own_quotients(const PositionList& list, std::uint32_
     next = position + 1;
     SPARSECAST_UNROLL
     for (std::uint32_t down = 0; down < 3; ++down) {
-      // Parameters below 0 are not looked at.
+      // The sums for parameters below 0 are not used.
       const std::uint32_t quotient = gap >> (k < down ? 0 : k - down);
       const std::uint32_t tail = quotient_tail_bits(quotient);
       sums.tails.of[down] += tail;
@@ -57,7 +56,7 @@ __device__ QuotientSums sum_own_quotients(const PositionList& list, std::uint32_
   return sums;
 }
 
-/// Chooses the Rice parameter by docs/wire-format.md §5.2 and places the parts of this thread.
+/// Chooses the Rice parameter by docs/wire-format.md §5.2 and computes where this thread writes its parts.
 template <class Threads>
 __device__ PositionPlan plan_packed(const PositionList& list, const Threads& threads) {
   std::uint32_t k = rice_parameter(list.positions[list.count - 1] + 1 - list.count, list.count);
@@ -79,7 +78,7 @@ __device__ PositionPlan plan_packed(const PositionList& list, const Threads& thr
       plan.kp = k - down;
       own = {sums.bits.of[down] - sums.tails.of[down] + share.end - share.begin, sums.tails.of[down]};
     }
-    // The next three, if the last was the best so far.
+    // Tries the next three parameters if the last one was the best so far.
     lower = lower && k >= 3;
     k -= 3;
   }
@@ -104,7 +103,7 @@ __device__ PositionPlan plan_gap16(const PositionList& list, const Threads& thre
   return plan;
 }
 
-/// Chooses the position coding by docs/wire-format.md §5.4, before dense is considered.
+/// Chooses the position coding by docs/wire-format.md §5.4. The caller considers `dense`.
 template <class Threads>
 __device__ PositionPlan plan_positions(const PositionList& list, PositionMode mode, const Threads& threads) {
   PositionPlan bitmap;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The value part of a block (docs/wire-format.md §4.2, §5.3), coded by the threads of a CTA or a warp together.
+// Codes the value part of a block (docs/wire-format.md §4.2, §5.3) with all threads of a CTA or of a warp.
 
 #include "codec/codec_common.hpp"
 #include "cuda/common/coding_threads.cuh"
@@ -23,13 +23,12 @@ struct ValuePlan {
   bool lengths = false;
   std::uint32_t exceptions = 0;
   std::uint32_t bytes = 0;      ///< Size of the value part, padded to 4 bytes.
-  std::uint32_t unary_bit = 0;  ///< Bit at which the gaps of the exceptions of this thread start.
-  std::uint32_t width_bit = 0;  ///< Bit at which the widths of their high parts start.
-  std::uint32_t high_bit = 0;   ///< Bit at which their high parts start.
+  std::uint32_t unary_bit = 0;  ///< Bit number at which the gaps of this thread's exceptions start.
+  std::uint32_t width_bit = 0;  ///< Bit number at which the widths of their high parts start.
+  std::uint32_t high_bit = 0;   ///< Bit number at which their high parts start.
 };
 
-/// Writes the indices of the `count` entries that are exceptions, as is_exception(i) says, in order, and returns their
-/// number.
+/// Writes the indices i of the `count` entries for which is_exception(i) is true, in order, and returns their number.
 template <class Threads, class IsException>
 __device__ std::uint32_t list_exceptions(std::uint32_t count, const IsException& is_exception,
                                          std::uint16_t* exceptions, const Threads& threads) {
@@ -57,7 +56,7 @@ __device__ std::uint32_t list_exceptions(const T* words, std::uint32_t count, st
                                          std::uint16_t* exceptions, const Threads& threads) {
   const auto excepted = [words, low_bits](std::uint32_t i) {
     const T word = words[i];
-    // With no low bits all but 1 and -1 are.
+    // Without low bits, all words but 1 and -1 are exceptions.
     return low_bits == 0 ? (static_cast<T>(word + 1) & static_cast<T>(~T{2})) != 0
                          : ulp_magnitude(word) >> low_bits != 0;
   };
@@ -65,7 +64,7 @@ __device__ std::uint32_t list_exceptions(const T* words, std::uint32_t count, st
 }
 
 /// Chooses kv or the form with lengths (docs/wire-format.md §5.3) when more than a quarter of the magnitudes are not 0,
-/// or the kv of a quick block (§5.7). Each thread costs some kv.
+/// or the kv of a quick block (§5.7). Each thread computes the cost of some values of kv.
 template <class T, class Threads>
 __device__ void plan_magnitudes(const T* words, std::uint32_t count, bool quick, ValuesShared& shared,
                                 ValuePlan& plan) {
@@ -83,12 +82,12 @@ __device__ void plan_magnitudes(const T* words, std::uint32_t count, bool quick,
     atomicMin(&shared.best, cost << 8 | kv);  // The smallest kv of equal costs wins.
   }
   Threads::sync();
-  // Neither is written again before the barriers of the code that follows.
+  // No barrier here: by_width and best are not written again before the barriers of the code that follows.
   plan.lengths = !quick && lengths_cost(shared.by_width, kWidthOf<T>, count) < shared.best >> 8;
   plan.kv = plan.lengths ? 0 : static_cast<std::uint32_t>(shared.best & 0xFF);
 }
 
-/// Plans the form with lengths: the bit at which this thread's bits below the highest ones go, and the size.
+/// Plans the form with lengths: where this thread writes the bits below its highest one bits, and the size.
 template <class T, class Threads>
 __device__ void place_lengths(const T* words, std::uint32_t count, const Threads& threads, ValuePlan& plan) {
   const Share share = Threads::share(count);
@@ -101,7 +100,7 @@ __device__ void place_lengths(const T* words, std::uint32_t count, const Threads
   plan.bytes = static_cast<std::uint32_t>(padded_bytes(begin + scanned.total));
 }
 
-/// Writes the signs, `count` bits from number `first_bit` on.
+/// Writes the `count` signs, from bit number `first_bit` on.
 template <class T, class Threads>
 __device__ void write_signs(const T* words, std::uint32_t count, std::uint32_t* out, std::uint32_t first_bit = 0) {
   const Share share = Threads::share(count);
@@ -143,8 +142,8 @@ struct Exceptions {
   __device__ T high(std::uint32_t j) const { return static_cast<T>(ulp_magnitude(words[index[j]]) >> kv); }
 };
 
-/// Chooses ke and places the exceptions of this thread, plan.exceptions in all, from bit number `begin_bit` on. Returns
-/// the bit behind them.
+/// Chooses ke and computes where this thread writes its exceptions. The plan.exceptions exceptions of all threads begin
+/// at bit number `begin_bit`. Returns the bit number behind them.
 template <class T, class Threads>
 __device__ std::uint32_t place_exceptions(const Exceptions<T>& exceptions, std::uint32_t begin_bit,
                                           const Threads& threads, ValuePlan& plan) {

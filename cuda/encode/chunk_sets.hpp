@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Device memory of what detect leaves for encode, for two chunks: while one is encoded, the next one is detected.
+// Device memory for the results that detect passes to encode. There are two sets, because the next chunk is detected
+// while a chunk is encoded.
 
 #include <array>
 
@@ -13,15 +14,15 @@ namespace sparsecast::cuda {
 class ChunkSets {
  public:
   ChunkSets() = default;
-  /// Allocates one set for each chunk of the plan, two at most, with `entries` entries each.
+  /// Allocates one set for each chunk of the plan, at most two, with room for `entries` entries each.
   ChunkSets(const TilePlan& plan, std::uint64_t entries);
 
   /// Returns `pipeline` with the set and the counts of a chunk.
   Pipeline enter(Pipeline pipeline, std::uint32_t chunk) const;
-  /// Number of entries of a set.
+  /// Returns the number of entries that a set has room for.
   std::uint64_t entries() const noexcept { return entries_; }
-  /// Makes room for `count` entries in each set; their contents are lost. If there is no memory, throws
-  /// Error{kUnsupported} and leaves what was there.
+  /// Makes room for `count` entries in each set; their contents are lost. If there is not enough memory, throws
+  /// Error{kUnsupported} and keeps the sets as they were.
   void allocate_entries(std::uint64_t count);
 
  private:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How many elements of each class (docs/wire-format.md §4.3) are before one of them, counted by the threads of a CTA:
-// each counts those of 64 elements that follow one another. The classes of a tile are kept as four planes of bits, so
-// that a few operations find those of 32 elements that are of one class. Also how the classes of eight old words are
-// computed, two at a time in the halves of a word.
+// Counts, with the threads of a CTA, how many elements of each class (docs/wire-format.md §4.3) come before a given
+// element. Each thread counts 64 consecutive elements. The classes of a tile are stored as four bit planes, so that a
+// few operations find the elements of one class among 32. Also computes the classes of eight old words, two at a time
+// in the halves of a word.
 
 #include "codec/context_model.hpp"
 #include "cuda/common/cta_primitives.cuh"
@@ -12,14 +12,14 @@
 
 namespace sparsecast::cuda {
 
-/// Threads whose counts are summed by one thread.
+/// Number of threads whose counts one thread sums: a segment.
 inline constexpr std::uint32_t kSegment = 16;
 static_assert(kThreads / kSegment == kSegment && kSegment == kMostClasses, "a thread for each class and segment");
 
-/// Counts of each class by thread, at most 255 each, and what is derived from them.
+/// Counts of each class by thread, at most 255 each, and their sums.
 struct ClassCounts {
   alignas(16) std::uint8_t of[kMostClasses][kThreads];
-  std::uint16_t segments[kMostClasses][kThreads / kSegment];  ///< Counts of the threads before each segment.
+  std::uint16_t segments[kMostClasses][kThreads / kSegment];  ///< Sum over the threads before each segment.
   std::uint32_t totals[kMostClasses];
 };
 
@@ -29,7 +29,7 @@ __device__ inline std::uint32_t add_bytes(std::uint32_t sum, std::uint32_t bytes
 }
 __device__ inline std::uint32_t fold(std::uint32_t halves) { return (halves & 0xFFFF) + (halves >> 16); }
 
-/// Fills segments and totals. All threads have filled their columns of `of`; ends with a barrier.
+/// Computes segments and totals, once each thread has written its counts to `of`. Begins and ends with a barrier.
 __device__ inline void sum_segments(ClassCounts& counts) {
   __syncthreads();
   const std::uint32_t c = threadIdx.x / kSegment;
@@ -47,10 +47,10 @@ __device__ inline void sum_segments(ClassCounts& counts) {
   __syncthreads();
 }
 
-/// Returns the count of class c of all threads below `thread`.
+/// Returns how many elements of class c the threads below `thread` have counted.
 __device__ inline std::uint32_t counted_before(const ClassCounts& counts, std::uint32_t c, std::uint32_t thread) {
   const uint4 bytes = reinterpret_cast<const uint4*>(counts.of[c])[thread / kSegment];
-  const std::uint32_t lower = thread % kSegment;  // Bytes to add.
+  const std::uint32_t lower = thread % kSegment;  // Number of bytes to add.
   const std::uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
   std::uint32_t sum = 0;
   SPARSECAST_UNROLL
@@ -61,12 +61,12 @@ __device__ inline std::uint32_t counted_before(const ClassCounts& counts, std::u
   return counts.segments[c][thread / kSegment] + fold(sum);
 }
 
-/// Bit b of the class of each element of a tile.
+/// The classes of a tile's elements as bit planes: bits[b] holds bit b of each class.
 struct ClassPlanes {
   ChangeMask bits[4];
 };
 
-/// Returns a bit for each element of word `w` of the planes that is of class c.
+/// Returns a mask of the elements of class c in word `w` of the planes.
 __device__ inline std::uint32_t of_class(const ClassPlanes& planes, std::uint32_t w, std::uint32_t c) {
   std::uint32_t other = 0;
   SPARSECAST_UNROLL
@@ -74,7 +74,7 @@ __device__ inline std::uint32_t of_class(const ClassPlanes& planes, std::uint32_
   return ~other;
 }
 
-/// Returns the same from the words themselves; c is known to the compiler.
+/// Returns the mask of class c for one word of each plane, where the compiler knows c.
 __device__ inline std::uint32_t of_class(const std::uint32_t (&planes)[4], std::uint32_t c) {
   std::uint32_t bits = ~0U;
   SPARSECAST_UNROLL
@@ -82,8 +82,8 @@ __device__ inline std::uint32_t of_class(const std::uint32_t (&planes)[4], std::
   return bits;
 }
 
-/// Counts the elements of each of the first `classes` classes whose bit in `leave` is not set. Callers provide the
-/// barriers.
+/// Counts this thread's elements of each of the first `classes` classes, without elements whose bit in `leave` is set.
+/// Callers provide the barriers.
 __device__ inline void count_own_classes(const ClassPlanes& planes, const ChangeMask& leave, std::uint32_t classes,
                                          ClassCounts& counts) {
   std::uint32_t words[2][4];
@@ -102,7 +102,7 @@ __device__ inline void count_own_classes(const ClassPlanes& planes, const Change
   }
 }
 
-/// Returns the number of elements of class c before element `at` of the tile whose bit in `leave` is not set.
+/// Returns the number of elements of class c before element `at`, without elements whose bit in `leave` is set.
 __device__ inline std::uint32_t count_before(const ClassPlanes& planes, const ChangeMask& leave,
                                              const ClassCounts& counts, std::uint32_t c, std::uint32_t at) {
   const std::uint32_t w = at / 32;
@@ -112,7 +112,7 @@ __device__ inline std::uint32_t count_before(const ClassPlanes& planes, const Ch
   return count + static_cast<std::uint32_t>(__popc(of_class(planes, w, c) & ~leave.words[w] & below));
 }
 
-/// Eight elements of a tile as they lie in memory.
+/// The memory words of eight consecutive elements of a tile.
 template <class T>
 struct EightWords {
   std::uint32_t words[2 * sizeof(T)];
@@ -139,7 +139,7 @@ __device__ EightWords<T> load_eight(const std::byte* base, std::uint32_t at) {
   return eight;
 }
 
-/// Keys of eight elements, two in a word: the first in its low half.
+/// Keys of eight elements, two in a word: the key of the lower-numbered element in its low half.
 struct EightKeys {
   std::uint32_t pairs[4];
 };
@@ -163,7 +163,7 @@ __device__ EightKeys keys_of(const EightWords<T>& eight, const ExponentField& fi
   } else {
     SPARSECAST_UNROLL
     for (std::uint32_t p = 0; p < 4; ++p) {
-      // The exponent of an f32 is in its upper half; the lower one is not needed.
+      // The exponent of an f32 is in its upper half, so the lower half is not needed.
       const std::uint32_t two =
           sizeof(T) == 2 ? eight.words[p] : __byte_perm(eight.words[2 * p], eight.words[2 * p + 1], 0x7632);
       keys.pairs[p] = two >> field.shift % 16 & field.mask * 0x00010001U;
@@ -172,7 +172,7 @@ __device__ EightKeys keys_of(const EightWords<T>& eight, const ExponentField& fi
   return keys;
 }
 
-/// max(0, min(a + b, most)) of the signed halves of three words.
+/// Returns max(0, min(a + b, most)), for each signed half of the words separately.
 __device__ inline std::uint32_t add_halves_within(std::uint32_t a, std::uint32_t b, std::uint32_t most) {
 #if defined(__CUDA_ARCH__)
   return __viaddmin_s16x2_relu(a, b, most);
@@ -188,14 +188,14 @@ __device__ inline std::uint32_t add_halves_within(std::uint32_t a, std::uint32_t
 #endif
 }
 
-/// Parameters of class_of(), the same in both halves of a word.
+/// Parameters of class_of(), repeated in both halves of a word.
 struct ClassPairs {
   std::uint32_t offset;
   std::uint32_t most;
   std::uint32_t shift;
 
   __device__ explicit ClassPairs(const ContextClasses& classes)
-      // The distance to hi is that of the key's complement to 255 - hi.
+      // of() complements the key: hi - key is (255 - key) - (255 - hi).
       : offset(((classes.hi + classes.width - 1 - 255) & 0xFFFF) * 0x00010001U),
         most((classes.count * classes.width - 1) * 0x00010001U),
         shift(classes.width - 1) {}
@@ -206,11 +206,11 @@ struct ClassPairs {
   }
 };
 
-/// Stores the planes of eight elements from number 8 * at on.
+/// Stores the classes of the eight elements from number 8 * at on in the planes.
 __device__ inline void store_classes(ClassPlanes& planes, std::uint32_t at, const EightKeys& keys,
                                      const ClassPairs& classes) {
-  // A class takes four bits. The number of its element has its lowest bit in the half of the word, where two exchanges
-  // of bits by their numbers bring all bits of a plane into one byte.
+  // `bits` holds eight classes of four bits, those of elements with odd numbers in the upper half. Two exchanges of
+  // bits bring the bits of each plane into one byte, in order of the elements.
   std::uint32_t bits = classes.of(keys.pairs[0]) | classes.of(keys.pairs[2]) << 4 | classes.of(keys.pairs[1]) << 8 |
                        classes.of(keys.pairs[3]) << 12;
   std::uint32_t moved = (bits ^ bits >> 15) & 0x0000AAAAU;

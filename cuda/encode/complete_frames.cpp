@@ -9,7 +9,7 @@
 
 namespace sparsecast::cuda {
 
-/// Computes the header of the frame of this index in the count table.
+/// Computes the header of the frame with index `index` in the count table.
 DeviceFrame DeviceEncoder::State::complete_frame(const DeltaHeader& header, std::uint32_t sequence,
                                                  std::uint32_t index) {
   const FrameEntry& entry = frame_counts()[index];

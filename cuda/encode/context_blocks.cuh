@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// form_contexts joins the blocks of a section to blocks that may be `context`, from their records alone, and
-// choose_blocks keeps of both what is smaller (docs/wire-format.md §5.1, §5.4). They read and write some 32 bytes a
+// form_contexts joins the blocks of a section to larger blocks that may be `context`, from the block records alone.
+// choose_blocks then keeps the smaller of both (docs/wire-format.md §5.1, §5.4). They read and write some 32 bytes a
 // block. One CTA takes one section after another, with one thread for each block.
 
 #include "codec/context_model.hpp"
@@ -15,11 +15,11 @@ struct FormContextsShared {
   ScanShared scan;
   std::uint32_t before[kTilesPerSection];  ///< Changes in the section before each block.
   std::uint32_t count[kTilesPerSection];
-  std::uint32_t first[kTilesPerSection];  ///< First block of each that may be `context`.
+  std::uint32_t first[kTilesPerSection];  ///< First block in each block that may be `context`.
   std::uint32_t items_begin;
 };
 
-/// Returns whether block i of the section starts one that may be `context`.
+/// Returns whether block i of the section is the first of a block that may be `context`.
 __device__ inline bool starts_context(const FormContextsShared& shared, std::uint32_t i) {
   if (i == 0 || shared.count[i] >= kContextBlockChanges || shared.count[i - 1] >= kContextBlockChanges) return true;
   return shared.before[i] / kContextBlockChanges != shared.before[i - 1] / kContextBlockChanges;
@@ -62,16 +62,16 @@ static __global__ void __launch_bounds__(kThreads)
       contexts.items[shared.items_begin + numbers.before] = {
           slot, section.tile_base + records[b].first_tile - section.first_tile};
     }
-    // The scan of the next section ends with a barrier before anything shared is written that is still read.
+    // No barrier here: the next section's scan has one before it overwrites shared memory that may still be read.
   }
 }
 
 struct ChooseShared {
   ScanShared scan;
-  std::uint32_t choices[kTilesPerSection];  ///< For each block, what is written in its place.
+  std::uint32_t choices[kTilesPerSection];  ///< For each block, what to write in its place.
 };
-/// Choices: nothing, because a block that may be `context` and begins before it is; the block; or such a block, whose
-/// number is added.
+/// Values of `choices`. Nothing: an earlier `context` block covers the block. The block itself. Or a `context` block
+/// that begins there, whose number is added to kContextBlock.
 inline constexpr std::uint32_t kNothing = 0;
 inline constexpr std::uint32_t kItself = 1;
 inline constexpr std::uint32_t kContextBlock = 2;
@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
     const std::uint32_t choice = shared.choices[b];
-    // Ends with a barrier, behind which the next section may write the choices.
+    // The scan ends with a barrier, after which the next section may overwrite the choices.
     const auto places = cta_scan(shared.scan, choice != kNothing ? 1U : 0U);
     if (choice != kNothing) {
       contexts.chosen[section.tile_base + places.before] =

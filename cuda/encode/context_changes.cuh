@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The changes of a block that may be `context`, their keys, and the elements that did not change between them: what
-// encode_contexts knows before it codes (docs/wire-format.md §4.3). Old words are asked for twice: those of changes by
-// what they became, because detect may have refreshed them, and all others where they lie.
+// Collects what encode_contexts needs before it codes a block (docs/wire-format.md §4.3): the changes of a block that
+// may be `context`, their keys, and the numbers of unchanged elements between them. The old word of a change is
+// computed from the new bits and the coded word, because detect may have refreshed the snapshot. All other old words
+// are read from memory.
 
 #include "codec/context_model.hpp"
 #include "cuda/common/coding_threads.cuh"
@@ -13,15 +14,15 @@
 
 namespace sparsecast::cuda {
 
-/// Scratch of a CTA of encode_contexts: what it knows of each change of a block.
+/// Scratch memory of a CTA of encode_contexts, with the properties of each change of a block.
 template <class T>
 struct ContextEntries {
-  // By class, and in a class by position.
+  // Sorted by class, and in a class by position.
   T* words = nullptr;
   // By position.
   T* found_words = nullptr;
-  std::uint32_t* found_positions = nullptr;  ///< In the block; after rank_changes as `ranks`.
-  std::uint32_t* ranks = nullptr;  ///< By class: number of elements of its class before it that did not change.
+  std::uint32_t* found_positions = nullptr;  ///< Relative to the block; rank_changes replaces them by ranks.
+  std::uint32_t* ranks = nullptr;  ///< Sorted by class: number of unchanged elements of the class before the change.
   std::uint16_t* exceptions = nullptr;
   std::uint8_t* found_keys = nullptr;
   std::uint8_t* keys = nullptr;  ///< By class.
@@ -35,39 +36,39 @@ __device__ ContextEntries<T> context_scratch(const Pipeline& pipeline) {
     list = reinterpret_cast<std::remove_reference_t<decltype(list)>>(at);
     at += kTileElems * sizeof(*list);
   };
-  // Those with the largest alignment come first.
+  // Lists with the largest alignment come first.
   take(entries.words), take(entries.found_words), take(entries.found_positions), take(entries.ranks);
   take(entries.exceptions), take(entries.found_keys), take(entries.keys);
   return entries;
 }
 
-/// Shared memory of encode_contexts while it finds out about the changes of a block.
+/// Shared memory of encode_contexts while it collects the changes of a block.
 union ContextFindings {
-  /// Changes by key.
+  /// Numbers of changes by key.
   struct {
     KeyCounts all;
-    KeyCounts far;  ///< Those of more than one ULP.
+    KeyCounts far;  ///< Changes by more than one ULP.
     std::uint32_t first_near;
     std::uint32_t rice_keys;
   } keys;
-  /// Elements of the tile that is read, and of those before.
+  /// Elements of the current tile, and of the tiles before.
   struct {
     ClassCounts counts;
     ClassPlanes planes;
     ChangeMask changed;
-    std::uint32_t before[kMostClasses];  ///< Elements of the tiles before that did not change.
+    std::uint32_t before[kMostClasses];  ///< Unchanged elements of each class in the tiles before.
   } tiles;
 };
 
-/// Properties of the changes of one block, found step by step.
+/// Properties of the changes of one block, computed step by step.
 struct ContextChanges {
   std::uint32_t count = 0;
   ContextClasses classes;
-  std::uint32_t rice_keys = 0;  ///< As ContextValues.
-  std::uint32_t check = 0;      ///< Share of this thread.
+  std::uint32_t rice_keys = 0;  ///< As in ContextValues.
+  std::uint32_t check = 0;      ///< This thread's part of the check sum.
 };
 
-/// Returns what an old word adds to a block's sum (docs/wire-format.md §4.3); `at` is its element.
+/// Returns what an old word adds to a block's sum (docs/wire-format.md §4.3); `at` is the number of its element.
 template <class T>
 __device__ std::uint32_t in_sum(T word, std::uint32_t at) {
   if constexpr (sizeof(T) == 8) {
@@ -79,7 +80,8 @@ __device__ std::uint32_t in_sum(T word, std::uint32_t at) {
   }
 }
 
-/// Lists the changes of a tile that has no entries, and was not refreshed, again. `mask` is free; ends with a barrier.
+/// Compares a tile without entries again (it was not refreshed) and lists its changes. Uses `mask` as scratch; ends
+/// with a barrier.
 template <DetectSource kSource, class T>
 __device__ void find_positions_again(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask,
                                      CtaThreads::Shared& threads, std::uint32_t* positions) {
@@ -89,8 +91,9 @@ __device__ void find_positions_again(const Pipeline& pipeline, const TileEntry& 
   __syncthreads();
 }
 
-/// Fills found_positions, found_words and found_keys, and counts the keys. Returns this thread's share of what the
-/// changes add to the check, taking the words that lie in memory for the old ones. Callers provide the barrier behind.
+/// Fills found_positions, found_words and found_keys, and counts the keys. Returns this thread's part of what the
+/// changes add to the check, if the check is otherwise summed over the words in memory (classify_tile). Callers provide
+/// the barrier afterwards.
 template <DetectSource kSource, class T>
 __device__ std::uint32_t gather_changes(const Pipeline& pipeline, const Chunk& chunk, const WorkItem& item,
                                         std::uint32_t tiles, const ContextEntries<T>& entries,
@@ -128,8 +131,8 @@ __device__ std::uint32_t gather_changes(const Pipeline& pipeline, const Chunk& c
   return check;
 }
 
-/// Chooses the classes and the keys with Rice-coded values (docs/wire-format.md §5.6); one thread has one key. A
-/// barrier for all.
+/// Chooses the classes and the keys with Rice-coded values (docs/wire-format.md §5.6); thread k handles key k. Acts as
+/// a barrier of the CTA.
 __device__ inline void choose_parameters(ContextFindings& found, CtaThreads::Shared& threads, ContextChanges& changes) {
   static_assert(kThreads == kContextKeys);
   const std::uint32_t key = threadIdx.x;
@@ -137,8 +140,8 @@ __device__ inline void choose_parameters(ContextFindings& found, CtaThreads::Sha
   if (key == 0) found.keys.rice_keys = 0;
   const std::uint32_t own = found.keys.all[key];
   const std::uint32_t below = cta_scan(threads.scan, own).before;
-  // Thread k has the sums up to key k. They grow with the key, so the number of threads for which a sum is too small
-  // is the first key for which it is not.
+  // Thread k has the sums up to key k, which are monotonic. So the number of threads for which a condition holds is the
+  // first key for which it does not hold.
   const auto keys_that = [](bool holds) { return static_cast<std::uint32_t>(__syncthreads_count(holds ? 1 : 0)); };
   const std::uint32_t lo = keys_that((below + own) * 16 < changes.count);
   const std::uint32_t hi = keys_that((changes.count - below) * 16 >= changes.count);
@@ -151,8 +154,8 @@ __device__ inline void choose_parameters(ContextFindings& found, CtaThreads::Sha
   __syncthreads();
 }
 
-/// Stores the classes of the elements of a tile by the words that lie in memory; returns this thread's share of their
-/// sum. Callers provide the barriers.
+/// Stores the classes of a tile's elements, computed from the words in memory. Returns this thread's part of the sum of
+/// these words. Callers provide the barriers.
 template <DetectSource kSource, class T>
 __device__ std::uint32_t classify_tile(const Pipeline& pipeline, const TileEntry& tile, const ExponentField& field,
                                        const ClassPairs& classes, ClassPlanes& planes) {
@@ -195,8 +198,8 @@ __device__ std::uint32_t classify_tile(const Pipeline& pipeline, const TileEntry
   return sum;
 }
 
-/// Counts, tile by tile, how many elements of its class that did not change are before each change, and writes that in
-/// place of its position, with a barrier behind. Adds to the check of `changes`.
+/// Replaces the position of each change by its rank: the number of unchanged elements of its class before it, counted
+/// tile by tile. Ends with a barrier. Adds to the check of `changes`.
 template <DetectSource kSource, class T>
 __device__ void rank_changes(const Pipeline& pipeline, const Chunk& chunk, const WorkItem& item, std::uint32_t tiles,
                              const ContextEntries<T>& entries, const ExponentField& field, ContextFindings& found,
@@ -235,8 +238,8 @@ __device__ void rank_changes(const Pipeline& pipeline, const Chunk& chunk, const
   }
 }
 
-/// Sorts the changes by class: words, ranks and keys; `begin` gets the first change of each class. Callers provide the
-/// barrier behind.
+/// Sorts words, ranks and keys of the changes by class. Sets begin[c] to the first change of class c. Callers provide
+/// the barrier afterwards.
 template <class T>
 __device__ void sort_by_class(const ContextEntries<T>& entries, const ContextChanges& changes, ClassCounts& counts,
                               std::uint32_t (&begin)[kMostClasses + 1]) {
@@ -252,7 +255,7 @@ __device__ void sort_by_class(const ContextEntries<T>& entries, const ContextCha
     begin[threadIdx.x] = sum;
   }
   __syncthreads();
-  // A byte for each class.
+  // Numbers of this thread's changes placed so far, in a byte for each class.
   std::uint64_t taken_low = 0;
   std::uint64_t taken_high = 0;
   for (std::uint32_t i = share.begin; i < share.end; ++i) {

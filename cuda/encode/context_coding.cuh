@@ -1,49 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The parts of a `context` block (docs/wire-format.md §4.3, §5.6), coded by the threads of a CTA together. Changes are
-// those of ContextEntries, sorted by class.
+// Codes the parts of a `context` block (docs/wire-format.md §4.3, §5.6) with all threads of a CTA. Changes are in the
+// order of ContextEntries, sorted by class.
 
 #include "cuda/encode/context_changes.cuh"
 
 namespace sparsecast::cuda {
 
-/// Bits of a magnitude, and distances of a key below `rice`. Distances from the last on are not told apart: all but one
-/// bit of their values are stored as they are, whatever the scale.
+/// Number of bit widths that a magnitude can have, and of distances of a key below `rice_keys` that are counted
+/// separately. Larger distances count as the last one: they store all but one bit of their values uncoded, whatever the
+/// scale.
 template <class T>
 inline constexpr std::uint32_t kMagnitudeWidths = kWidthOf<T> + 1;
 template <class T>
 inline constexpr std::uint32_t kRiceDistances = kWidthOf<T> + 8;
-/// Scales that §5.6 lets a writer choose from.
+/// Number of scales that docs/wire-format.md §5.6 lets a writer choose from.
 template <class T>
 inline constexpr std::uint32_t kScales = kWidthOf<T> + 8;
-/// Bits in front of the numbers of changes, and in front of the signs.
+/// Number of bits before the changes per class, and before the signs.
 inline constexpr std::uint32_t kClassesBits = 8 + 4 + 1 + 32;
 inline constexpr std::uint32_t kContextValuesBits = 9 + 9;
 
-/// Shared memory of the plan of a block.
+/// Shared memory for planning a block.
 template <class T>
 struct ContextPlanShared {
-  // Of each class.
-  std::uint32_t k[kMostClasses];     ///< The parameter whose bits are asked for; kDone when no other is.
-  std::uint32_t kp[kMostClasses];    ///< The best so far.
-  std::uint32_t best[kMostClasses];  ///< Its bits.
+  // Indexed by class.
+  std::uint32_t k[kMostClasses];     ///< Parameter whose cost is computed next; kDone if none is left.
+  std::uint32_t kp[kMostClasses];    ///< Best parameter so far.
+  std::uint32_t best[kMostClasses];  ///< Number of bits with kp.
   std::uint32_t sums[kMostClasses][3];
-  std::uint32_t remainder_bit[kMostClasses];  ///< At which the remainders start.
-  std::uint32_t quotient_bit;                 ///< At which all quotients start.
-  // Of the values.
+  std::uint32_t remainder_bit[kMostClasses];  ///< Bit number at which the remainders of the class start.
+  std::uint32_t quotient_bit;                 ///< Bit number at which the quotients of all classes start.
+  // For the values.
   std::uint32_t widths[kRiceDistances<T>][kMagnitudeWidths<T>];
   std::uint32_t costs[kScales<T>];
   unsigned long long least;
 };
 inline constexpr std::uint32_t kDone = ~std::uint32_t{0};
 
-/// The first change of each class, and their classes.
+/// The changes of a block, sorted by class.
 struct ClassRuns {
-  const std::uint32_t* begin;  ///< kMostClasses + 1 numbers, shared.
+  const std::uint32_t* begin;  ///< First change of each class: kMostClasses + 1 numbers in shared memory.
   ContextClasses classes;
   const std::uint8_t* keys;
-  const std::uint32_t* ranks;  ///< As ContextEntries.
+  const std::uint32_t* ranks;  ///< As in ContextEntries.
 
   __device__ std::uint32_t size(std::uint32_t c) const { return begin[c + 1] - begin[c]; }
   __device__ std::uint32_t class_at(std::uint32_t i) const { return class_of(keys[i], classes); }
@@ -52,7 +53,7 @@ struct ClassRuns {
   }
 };
 
-/// Adds up the bits of the quotients of each class that is not done, for its k, k - 1 and k - 2.
+/// Sums the bits of the quotients of each class whose k is not kDone, with parameters k, k - 1 and k - 2.
 template <class T>
 __device__ void sum_class_quotients(const ClassRuns& runs, std::uint32_t count, ContextPlanShared<T>& shared) {
   const Share share = CtaThreads::share(count);
@@ -78,14 +79,14 @@ __device__ void sum_class_quotients(const ClassRuns& runs, std::uint32_t count, 
   }
 }
 
-/// Chooses k of every class by docs/wire-format.md §5.2. Ends with a barrier.
+/// Chooses the Rice parameter of every class by docs/wire-format.md §5.2. Ends with a barrier.
 template <class T>
 __device__ void choose_class_parameters(const ClassRuns& runs, std::uint32_t count, ContextPlanShared<T>& shared) {
   const std::uint32_t c = threadIdx.x;
   const bool leads = c < kMostClasses;
   const std::uint32_t size = leads ? runs.size(c) : 0;
   if (leads) {
-    // The rank of the last less the changes before it is what did not change.
+    // The rank of the last change is the number of unchanged elements before it: the sum of the gaps.
     shared.k[c] = size == 0 ? kDone : rice_parameter(runs.ranks[runs.begin[c + 1] - 1], size);
     shared.kp[c] = 0;
     shared.best[c] = size == 0 ? 0 : ~std::uint32_t{0};
@@ -114,7 +115,7 @@ __device__ void choose_class_parameters(const ClassRuns& runs, std::uint32_t cou
   } while (__syncthreads_or(lower ? 1 : 0) != 0);
 }
 
-/// Where the parts of this thread go.
+/// Where this thread writes its parts of the positions.
 struct ContextPositionPlan {
   std::uint32_t quotient_bit = 0;
   std::uint32_t tail_bit = 0;
@@ -191,7 +192,7 @@ __device__ void write_context_positions(const ClassRuns& runs, std::uint32_t cou
   remainders.flush();
 }
 
-/// Chooses the scale of the values below `rice_keys`, which is not 0. Callers provide the barrier behind.
+/// Chooses the scale of the values with keys below `rice_keys`, which is not 0. Callers provide the barrier afterwards.
 template <class T>
 __device__ std::uint32_t choose_scale(const ContextEntries<T>& entries, std::uint32_t count, std::uint32_t rice_keys,
                                       ContextPlanShared<T>& shared) {
@@ -236,7 +237,7 @@ __device__ std::uint32_t choose_scale(const ContextEntries<T>& entries, std::uin
   return static_cast<std::uint32_t>(shared.least & 0xFFFF);  // The smallest of equal costs wins.
 }
 
-/// A value below `rice_keys`: its low bits, and what is above them.
+/// A value whose key is below `rice_keys`: the number of its low bits, and the quotient above them.
 struct RiceValue {
   std::uint32_t low_bits;
   std::uint64_t quotient;
@@ -252,7 +253,7 @@ __device__ RiceValue rice_value(const ContextEntries<T>& entries, const ContextV
   return {low, static_cast<std::uint64_t>(ulp_magnitude(entries.words[i])) >> low};
 }
 
-/// How the values are coded, and where the parts of this thread go.
+/// How the values are coded, and where this thread writes its parts.
 struct ContextValuePlan {
   ContextValues values;
   ValuePlan exceptions;
@@ -263,7 +264,7 @@ struct ContextValuePlan {
   std::uint32_t bytes = 0;  ///< Size of the value part, padded to 4 bytes.
 };
 
-/// Plans the value part.
+/// Plans the value part: chooses its parameters and places the parts of this thread.
 template <class T>
 __device__ ContextValuePlan plan_context_values(const ContextEntries<T>& entries, std::uint32_t count,
                                                 std::uint32_t rice_keys, const CtaThreads& threads,
@@ -272,7 +273,7 @@ __device__ ContextValuePlan plan_context_values(const ContextEntries<T>& entries
   plan.values.rice_keys = rice_keys;
   if (rice_keys != 0) plan.values.scale = choose_scale(entries, count, rice_keys, shared);
   const Share share = CtaThreads::share(count);
-  TwoSums own;  // Low bits, and bits of the quotients with their ones.
+  TwoSums own;  // Low bits, and bits of the quotients with their one bits.
   std::uint32_t tails = 0;
   for (std::uint32_t i = share.begin; rice_keys != 0 && i < share.end; ++i) {
     if (entries.keys[i] >= rice_keys) continue;

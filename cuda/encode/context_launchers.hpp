@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Launchers of the kernels that make `context` blocks (context_tables.hpp), as those of encode_launchers.hpp.
+// Launchers of the kernels that make `context` blocks (context_tables.hpp). They work like those of
+// encode_launchers.hpp.
 
 #include "cuda/common/encode_launchers.hpp"
 #include "cuda/encode/context_tables.hpp"
@@ -11,7 +12,7 @@ namespace sparsecast::cuda {
 /// Enqueues forming the blocks of a chunk that may be `context`.
 void launch_form_contexts(const Pipeline& pipeline, const Chunk& chunk, const ContextTables& contexts,
                           const DeviceStream& device);
-/// Enqueues coding those whose elements have 2^size bytes. `source` is not kMask.
+/// Enqueues coding the formed blocks whose elements have 2^size bytes. `source` is not kMask.
 void launch_encode_contexts(DetectSource source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
                             const ContextTables& contexts, const DeviceStream& device);
 /// Returns the number of CTAs that launch_encode_contexts uses for a chunk of `tiles` tiles.

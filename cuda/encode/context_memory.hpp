@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Device memory of the blocks that may be `context`: of one chunk, because one is encoded at a time, and the list of
-// the blocks of the delta.
+// Device memory for the blocks that may be `context`, of one chunk because one chunk is encoded at a time, and for the
+// list of the delta's chosen blocks.
 
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/tile_plan.hpp"

@@ -6,8 +6,8 @@
 //   block records  --form_contexts-->  context blocks  --encode_contexts-->  payloads in the arena
 //   context blocks, block records  --choose_blocks-->  the records of the delta
 //
-// form_contexts and encode_contexts run before encode_runs and encode_blocks, which refresh what encode_contexts reads
-// of tiles without entries; choose_blocks runs behind them, when all sizes are known.
+// form_contexts and encode_contexts run before encode_runs and encode_blocks, which refresh the old words of tiles
+// without entries, which encode_contexts still needs. choose_blocks runs last, when all sizes are known.
 
 #include <cstdint>
 
@@ -15,25 +15,25 @@
 
 namespace sparsecast::cuda {
 
-/// Stands for the size of a payload that is larger than all blocks that it could replace, and was not written.
+/// Size of a payload that was not written, because it is larger than any blocks that it could replace.
 inline constexpr std::uint32_t kNoPayload = ~std::uint32_t{0};
 
 /// A block that may be `context`, and the blocks that it would replace.
 struct ContextBlock {
   BlockRecord record;
-  std::uint32_t first = 0;   ///< Number in the section of the first block that it would replace.
-  std::uint32_t blocks = 0;  ///< Number of these.
+  std::uint32_t first = 0;   ///< Number, in the section, of the first block that it would replace.
+  std::uint32_t blocks = 0;  ///< Number of blocks that it would replace.
 };
 
-/// Null pointers if no block may be `context`.
+/// Tables of the blocks that may be `context`; all pointers are null if there can be none.
 struct ContextTables {
   // Indexed by tile of the chunk; the blocks of a section are stored at the numbers of its tiles.
   ContextBlock* blocks = nullptr;
-  WorkItem* items = nullptr;  ///< Of all element sizes; `record` is an index of `blocks`.
+  WorkItem* items = nullptr;  ///< For all element sizes; WorkItem::record is an index in `blocks`.
   // Indexed by section of the chunk.
   std::uint32_t* section_blocks = nullptr;
-  std::uint32_t* item_count = nullptr;  ///< One number.
-  // As `records` and `section_blocks` of the pipeline, which stay as they are: the blocks of the delta.
+  std::uint32_t* item_count = nullptr;  ///< Number of `items`, a single word.
+  // The chosen blocks of the delta, stored like `records` and `section_blocks` of the pipeline, which do not change.
   BlockRecord* chosen = nullptr;
   std::uint32_t* chosen_blocks = nullptr;
 };

@@ -23,13 +23,13 @@ std::uint64_t body_bytes_at_most(const TilePlan& plan) {
 }
 
 std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
-  // Every frame of a stream but the last is full except for less than its next block and the entries of that; twice is
-  // safe.
+  // In every frame of a stream but the last, less space is free than the next block and its entries need. So twice the
+  // number of full frames is a safe bound.
   return 2 * body_bytes_at_most(plan) / capacity + 1 + plan.streams.size();
 }
 
-/// Returns what memory that must hold `needed` grows to: half as much again, because each growth waits for the whole
-/// device, but no more than any delta can need.
+/// Returns the size to which memory grows that must hold `needed`: half as much again, because each growth waits for
+/// the whole device, but at most `most`, which is all that any delta can need.
 std::uint64_t room_for(std::uint64_t needed, std::uint64_t most) {
   return std::max(needed, std::min(needed + needed / 2, most));
 }
@@ -45,7 +45,8 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
   pipeline_.section_count = static_cast<std::uint32_t>(plan_.sections.size());
   pipeline_.frame_capacity = options.frame_capacity;
   context_ = options.positions == PositionMode::kContext;
-  pipeline_.positions = context_ ? PositionMode::kAuto : options.positions;  // What `context` blocks are compared with.
+  // With `context`, the coding of the blocks that `context` blocks are compared with.
+  pipeline_.positions = context_ ? PositionMode::kAuto : options.positions;
   pipeline_.values = options.values;
   pipeline_.quick = rules_of(options).quick;
   pipeline_.refresh = refresh;
@@ -119,8 +120,8 @@ void DeviceEncoder::State::load_kernels() {
   launch_place_headers(pipeline_, nullptr, 0, loader);
 }
 
-/// Enqueues detecting and encoding the chunks from number `first` on. Detect goes ahead of encode by a chunk at most,
-/// because the chunk after next has the same set.
+/// Enqueues detecting and encoding the chunks from number `first` on. Detect is at most one chunk ahead of encode,
+/// because a chunk and the chunk after next use the same set of memory.
 void DeviceEncoder::State::enqueue_chunks(std::uint32_t first) {
   const bool overlaps = encode_stream_ != nullptr;
   const cudaStream_t stream = device_stream_.stream;
@@ -150,7 +151,7 @@ void DeviceEncoder::State::enqueue_chunks(std::uint32_t first) {
 
 void DeviceEncoder::State::enqueue_encode(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& stream) {
   if (context_) {
-    // Before encode_blocks, which refreshes tiles that have no entries.
+    // These must run before encode_blocks, which refreshes the old words of tiles without entries.
     launch_form_contexts(pipeline, chunk, contexts_, stream);
     for (unsigned size = 0; size < 4; ++size) {
       if (plan_.has_size[size]) launch_encode_contexts(source_, size, pipeline, chunk, contexts_, stream);
@@ -162,7 +163,7 @@ void DeviceEncoder::State::enqueue_encode(const Pipeline& pipeline, const Chunk&
   if (context_) launch_choose_blocks(pipeline, chunk, contexts_, stream);
 }
 
-/// Returns the pipeline with the blocks of the delta.
+/// Returns the pipeline with the chosen blocks as its records.
 Pipeline DeviceEncoder::State::chosen() const {
   Pipeline pipeline = pipeline_;
   if (context_) {
@@ -239,14 +240,14 @@ void DeviceEncoder::State::grow_arena() {
   copy_async(larger.as(), arena_.as(), counts().arena_used, cudaMemcpyDeviceToDevice, device_stream_.stream);
   check(cudaMemsetAsync(&pipeline_.control->stopped, 0, sizeof(Control::stopped), device_stream_.stream),
         "cudaMemsetAsync");
-  retired_arena_ = std::move(arena_);  // Kept until the copy has been made.
+  retired_arena_ = std::move(arena_);  // Kept until its contents have been copied.
   arena_ = std::move(larger);
   pipeline_.arena = arena_.as();
   pipeline_.arena_bytes = arena_.bytes();
   for (const std::uint32_t set : {0U, 1U}) launch_end_chunk(sets_.enter(pipeline_, set), device_stream_);
 }
 
-/// Makes room for the frames that have been cut. Returns whether there was none.
+/// Grows the memory for frames if the frames that have been cut do not fit. Returns whether it had to grow.
 bool DeviceEncoder::State::grow_frames() {
   if (counts().frames_bytes <= frame_memory_.bytes()) return false;
   frame_memory_ = DeviceMemory();
@@ -256,8 +257,8 @@ bool DeviceEncoder::State::grow_frames() {
   return true;
 }
 
-/// Makes room for the entries of all tiles of a delta like the last one, if there is memory; it is only faster. Returns
-/// whether there is more room than before.
+/// Grows the memory for entries, so that a delta like the last one would have entries for all tiles. This only saves
+/// time, so a lack of memory is no error. Returns whether the memory has grown.
 bool DeviceEncoder::State::grow_entries() {
   const std::uint64_t most = std::max({counts().most_entries, counts().chunks[0].entries, counts().chunks[1].entries});
   const std::uint64_t wanted = std::min<std::uint64_t>(most, plan_.most_chunk_entries);

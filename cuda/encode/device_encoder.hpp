@@ -22,9 +22,9 @@ struct CUstream_st;
 namespace sparsecast::cuda {
 
 /// Device memory of one tensor for a comparison with a snapshot. Pointers are aligned to their elements; detect runs at
-/// full speed if both lie as many bytes behind a multiple of 16 (docs/gpu.md). The caller owns the memory and must not
-/// change it from start() until the enqueued work is done. Strides are those of TensorRef, empty for contiguous memory;
-/// no two elements of a snapshot may share an address.
+/// full speed if both pointers are equal modulo 16 (docs/gpu.md). The caller owns the memory and must not change it
+/// from start() until the enqueued work is done. Strides are those of TensorRef, empty for contiguous memory; no two
+/// elements of a snapshot may share an address.
 struct CompareTensor {
   const void* d_current = nullptr;
   void* d_snapshot = nullptr;  ///< Bits that receivers hold.
@@ -33,8 +33,8 @@ struct CompareTensor {
   bool masters = false;  ///< `d_current` are fp32 masters of a bf16 tensor; their cast is compared.
 };
 /// Device memory of one contiguous tensor whose snapshot is in pinned host memory. The snapshot is read in chunks of
-/// whole sections, each copied to the device while the kernels work on the one before. Kernels store new bits straight
-/// to the host, and only where something changed.
+/// whole sections, each copied to the device while the kernels work on the one before. Kernels store new bits directly
+/// to host memory, and only for changed elements.
 struct PinnedTensor {
   const void* d_current = nullptr;
   void* h_snapshot = nullptr;
@@ -42,7 +42,7 @@ struct PinnedTensor {
 /// Device memory of one contiguous bf16 tensor and of its fp32 masters, for the fused cast.
 struct CastTensor {
   const float* d_masters = nullptr;  ///< Null if the tensor never changes.
-  void* d_bf16 = nullptr;            ///< Bits that receivers hold; becomes the cast of the masters.
+  void* d_bf16 = nullptr;            ///< Bits that receivers hold; overwritten with the cast of the masters.
 };
 /// Device memory of one contiguous tensor, and the mask of its elements to send.
 struct MaskTensor {
@@ -52,14 +52,14 @@ struct MaskTensor {
 };
 
 struct DeviceEncoderOptions {
-  /// Bytes of elements that one launch of each kernel covers. Decides how much memory the changes need between detect
-  /// and encode (twice 6 % of it for bf16, more after a delta with more than 3 % changed).
+  /// Bytes of elements that one launch of each kernel covers. Determines the memory for changes between detect and
+  /// encode: twice 6 % of `chunk_bytes` for bf16, more after a delta with more than 3 % changed.
   std::uint64_t chunk_bytes = kDefaultChunkBytes;
   /// Encodes a chunk while the next one is detected, on a stream of the encoder's. Not with a pinned snapshot, nor with
   /// `after_step`.
   bool overlap = true;
-  /// Launches the work of start() as one CUDA graph once a delta has come that needed no more memory than the one
-  /// before. Not with a pinned snapshot, nor with `after_step`.
+  /// Launches the work of start() as one CUDA graph, from the first delta on that follows one which needed no more
+  /// memory. Not with a pinned snapshot, nor with `after_step`.
   bool graph = true;
   /// Initial size of the payload arena in bytes, at least the largest payload of two chunks; 0 means that plus a
   /// sixteenth of the table.
@@ -71,8 +71,8 @@ struct DeviceEncoderOptions {
   std::uint64_t frame_bytes = 0;
   /// Time limit of the waits of finish() for the device.
   std::chrono::milliseconds deadline{60'000};
-  /// Called after each enqueued step of start() ("detect" and "encode" for each chunk, "cut", "assemble"), and before
-  /// the first with "". Benchmarks record an event there.
+  /// Called after each enqueued step of start() with its name ("detect" and "encode" for each chunk, "cut",
+  /// "assemble"), and with "" before the first step. Benchmarks record an event there.
   std::function<void(const char* step)> after_step = nullptr;
 };
 
@@ -83,8 +83,8 @@ struct DeviceFrame {
   FrameHeader header;
 };
 
-/// One stream's share of an encode. Its frames follow those of the stream before in memory, each at the next multiple
-/// of 256 bytes.
+/// The result of an encode for one stream. In memory, its frames follow the frames of the stream before, each at the
+/// next multiple of 256 bytes.
 struct DeviceFrames {
   std::vector<DeviceFrame> frames;
   CommitRecord commit;        ///< COMMIT record without the result digest.
@@ -123,11 +123,11 @@ class DeviceEncoder {
   /// and checksums of the frames, and enqueues writing them. `headers` and the result are parallel to the streams. The
   /// frames are complete for work enqueued on the stream afterwards. Throws Error{kTimeout} at the deadline.
   std::vector<DeviceFrames> finish(std::span<const DeltaHeader> headers);
-  /// Makes the frames of the last delta again, without `context` blocks: with the blocks that these were compared with,
-  /// which tell the positions of changes without the old weights. Waits for the device once. `headers` are those of
-  /// finish(), whose frames are gone; the new ones are valid until the next start().
+  /// Makes the frames of the last delta again, without `context` blocks, so that they can be decoded without the old
+  /// weights. Uses the blocks that the `context` blocks were compared with. Waits for the device once. `headers` are
+  /// those of finish(), whose frames are gone; the new ones are valid until the next start().
   std::vector<DeviceFrames> without_context(std::span<const DeltaHeader> headers);
-  /// finish() for the only stream.
+  /// Does the same as finish() above for the only stream.
   DeviceFrames finish(const DeltaHeader& header);
 
  private:

@@ -9,7 +9,7 @@ namespace {
 
 template <DetectSource kSource, class T>
 void enqueue(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
-  // The second takes what the first leaves.
+  // encode_blocks takes the blocks that encode_runs leaves.
   launch(encode_runs<T>,
          grid_for((chunk.tile_end - chunk.tile_begin + kRunWarps<T> - 1) / kRunWarps<T>,
                   run_ctas<T>(device.policy.encode), device),

@@ -3,9 +3,10 @@
 
 // The kernels that encode the blocks of a chunk. encode_runs takes the blocks with less than kRunChanges changes: a
 // warp gathers the entries of their tiles into shared memory and codes them, without a barrier of the CTA.
-// encode_blocks takes all others with a CTA for each, which gathers the entries into scratch memory. Both read about 4
-// bytes a change for bf16 and write its payload, about 1.2. encode_blocks compares a tile without entries again, which
-// costs what it cost detect. Grids: a few CTAs on each multiprocessor; each takes one work item after another.
+// encode_blocks takes all other blocks, one with a CTA, which gathers the entries into scratch memory. For bf16, both
+// read about 4 bytes and write about 1.2 bytes of payload for each change. encode_blocks compares a tile without
+// entries again, which costs as much as in detect. Grids: a few CTAs on each multiprocessor; each takes one work item
+// after another.
 
 #include "codec/block.hpp"
 #include "cuda/common/policies.hpp"
@@ -15,15 +16,15 @@
 
 namespace sparsecast::cuda {
 
-/// Warps in a CTA of encode_runs.
+/// Number of warps in a CTA of encode_runs.
 template <class T>
 inline constexpr unsigned kRunWarps = EncodePolicy::run_warps(sizeof(T));
-/// Returns the resident CTAs of encode_runs on a multiprocessor.
+/// Returns how many CTAs of encode_runs are resident on a multiprocessor.
 template <class T>
 constexpr unsigned run_ctas(const EncodePolicy& policy) {
   return sizeof(T) <= 2 ? policy.run_ctas : policy.wide_run_ctas;
 }
-/// Largest payload in bytes that is assembled in shared memory, by a CTA and by a warp.
+/// Largest payload in bytes that a CTA, and a warp, assembles in shared memory.
 inline constexpr std::uint32_t kStageBytes = 8192;
 inline constexpr std::uint32_t kRunStageBytes = 2944;
 
@@ -54,7 +55,7 @@ struct EncodeShared {
     CtaDigest::TempStorage digest;
   };
   std::uint32_t stage[kStageBytes / 4];
-  StreamDigest digests[kThreads];  ///< Of each thread: in registers they would take those of the plan.
+  StreamDigest digests[kThreads];  ///< One for each thread. In registers, they would compete with the plan.
 };
 
 /// Positions, coded words and exception indices of the changes of one block.
@@ -80,9 +81,9 @@ __device__ Entries<T> scratch_of(const Pipeline& pipeline) {
           reinterpret_cast<std::uint16_t*>(scratch + kTileElems * (sizeof(T) + 4))};
 }
 
-/// Gathers the entries of the tiles of a block, tile after tile. Returns whether a tile lacks them. Callers provide the
-/// barrier behind; none is needed before, because each thread writes the entries that it alone has read last
-/// (write_dense_coded), or a barrier came after their last use.
+/// Gathers the entries of the tiles of a block, tile after tile. Returns whether a tile has no entries. Callers provide
+/// the barrier afterwards. None is needed before: each thread overwrites only entries that it alone read last
+/// (write_dense_coded), or a barrier followed their last use.
 template <class T, class Threads>
 __device__ bool gather_entries(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t first_tile,
                                std::uint32_t tiles, const Entries<T>& entries) {
@@ -109,8 +110,8 @@ __device__ bool gather_entries(const Pipeline& pipeline, const Chunk& chunk, std
   return lacking;
 }
 
-/// Returns the entries of a block of one tile, number `first` and those that follow: their words are left in their
-/// place. Without entries (kNoEntries), returns `entries`.
+/// Returns the entries of a block of one tile, from number `first` on. Copies their positions but not their words. If
+/// the tile has no entries (kNoEntries), returns `entries`.
 template <class T>
 __device__ Entries<T> gather_tile(const Pipeline& pipeline, std::uint32_t first, std::uint32_t count,
                                   Entries<T> entries) {
@@ -122,7 +123,7 @@ __device__ Entries<T> gather_tile(const Pipeline& pipeline, std::uint32_t first,
   return entries;
 }
 
-/// Finds the changes of those tiles of a block again that lack their entries, and writes these.
+/// Compares again the tiles of a block that have no entries, and writes the entries of their changes.
 template <DetectSource kSource, class T>
 __device__ void read_tiles_again(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t first_tile,
                                  std::uint32_t tiles, const Entries<T>& entries, EncodeShared& shared) {
@@ -167,7 +168,7 @@ __device__ void write_dense_raw(const Pipeline& pipeline, const TileEntry& tile,
   }
 }
 
-/// Writes the coded words of changed elements at their places; all others stay 0.
+/// Writes the coded words of changed elements at their places; all other words stay 0.
 template <class T>
 __device__ void write_dense_coded(const Entries<T>& entries, std::uint32_t count, std::uint32_t* out) {
   for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) {
@@ -177,7 +178,7 @@ __device__ void write_dense_coded(const Entries<T>& entries, std::uint32_t count
   }
 }
 
-/// How the parts of a block are coded, and where they go.
+/// How the parts of a block are coded, and where this thread writes.
 struct BlockPlan {
   PositionPlan positions;
   ValuePlan values;
@@ -248,8 +249,8 @@ __device__ void copy_words(std::uint32_t* out, const std::uint32_t* words, std::
   for (std::uint32_t w = Threads::rank(); w < count; w += Threads::kCount) out[w] = words[w];
 }
 
-/// Writes the payload of a dense block, of one tile, and completes its record. Opens the tile again: kept from before,
-/// its pointers would take the registers of the plan.
+/// Writes the payload of a dense block, which has one tile, and completes its record. Loads the tile entry again,
+/// because keeping its pointers would cost registers during planning.
 template <DetectSource kSource, class T>
 __device__ void write_dense(const Pipeline& pipeline, std::uint32_t tile_index, const Entries<T>& entries,
                             std::uint32_t count, BlockRecord& record, const CtaThreads& threads) {
@@ -342,7 +343,7 @@ __global__ void __launch_bounds__(kThreads, kPolicy.encode.ctas) encode_blocks(P
       const bool staged = plan.bytes() <= kStageBytes;
       write_payload<T, CtaThreads>(pipeline, plan, list, entries, plan.bytes() / 4, staged ? shared.stage : payload);
       if (staged) copy_words<CtaThreads>(payload, shared.stage, plan.bytes() / 4);
-      // The stage is written again only after the barriers of the next block's plan.
+      // No barrier here: the stage is overwritten only after the barriers of the next block's plan.
     }
   }
   shared.digests[threadIdx.x].end(shared.digest, pipeline);

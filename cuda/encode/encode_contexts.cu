@@ -65,7 +65,7 @@ void launch_encode_contexts(DetectSource source, unsigned size, const Pipeline& 
       if (size == 1) enqueue<DetectSource::kFusedCast, std::uint16_t>(pipeline, chunk, contexts, device);
       return;
     case DetectSource::kMask:
-      return;  // It knows no old words.
+      return;  // A mask has no old words.
   }
 }
 

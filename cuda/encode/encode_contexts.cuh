@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// encode_contexts codes the blocks that may be `context` (docs/wire-format.md §4.3). Its floor is reading the old words
-// once more than detect: a block of 4096 changes has hundreds of thousands of elements where few change. For each
-// change it also reads its entry and its new bits, and writes and reads some 24 bytes of scratch memory, in cache.
-// Grid: a few CTAs on each multiprocessor; each takes one block after another.
+// encode_contexts codes the blocks that may be `context` (docs/wire-format.md §4.3). Its lower bound in time is reading
+// the old words once more than detect does: in a sparse delta, a block of 4096 changes has hundreds of thousands of
+// elements. For each change it also reads its entry and its new bits, and writes and reads some 24 bytes of scratch
+// memory, in cache. Grid: a few CTAs on each multiprocessor; each takes one block after another.
 
 #include "cuda/encode/context_coding.cuh"
 #include "cuda/encode/context_tables.hpp"
@@ -20,13 +20,13 @@ struct EncodeContextsShared {
     ContextPlanShared<T> plan;
   };
   union {
-    ChangeMask mask;  ///< Of tiles whose changes are looked for again.
+    ChangeMask mask;  ///< For tiles that are compared again.
     std::uint32_t stage[kStageBytes / 4];
   };
 };
 
-/// Returns the largest payload that blocks of `tiles` tiles can lead to choosing, with their entries: `span` elements
-/// uncompressed.
+/// Returns the largest payload with which a `context` block can still be chosen: the size of `tiles` uncompressed
+/// blocks of `span` elements in all, with their block entries.
 template <class T>
 __device__ std::uint32_t most_payload(std::uint32_t span, std::uint32_t tiles) {
   return static_cast<std::uint32_t>(span * sizeof(T) + tiles * (4 + kBlockEntryBytes));
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, kPolicy.encode.context_ctas)
   for (std::uint32_t i = blockIdx.x; i < items; i += gridDim.x) {
     const WorkItem item = contexts.items[i];
     if (pipeline.tiles[item.first_tile].element_shift != kShiftOf<T>) continue;
-    // Its first barrier is behind all that the block before has left to read.
+    // No barrier here: the first one in encode_context follows the last reads of shared memory for the block before.
     encode_context<kSource, T>(pipeline, chunk, item, contexts.blocks[item.record].record, shared);
   }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// State of a DeviceEncoder. What makes records of the frames is in complete_frames.cpp, all else in device_encoder.cpp.
+// State of a DeviceEncoder. complete_frames.cpp makes records of the frames; all other members are in
+// device_encoder.cpp.
 
 #include <algorithm>
 #include <array>
@@ -58,7 +59,7 @@ class DeviceEncoder::State {
   DeviceFrame complete_frame(const DeltaHeader& header, std::uint32_t sequence, std::uint32_t index);
 
   std::size_t streams() const { return plan_.streams.size() - 1; }
-  /// Returns the bytes of a count table before the frames' entries, all of which begin as zero.
+  /// Returns the size in bytes of the count table without the frame entries. This part is zeroed for each delta.
   std::uint64_t head_bytes() const { return sizeof(Control) + streams() * sizeof(StreamSums); }
   const Control& counts() const { return *h_counts_.as<Control>(); }
   const StreamSums* stream_counts() const {
@@ -75,12 +76,12 @@ class DeviceEncoder::State {
   std::uint64_t table_bytes_ = 0;
   std::uint64_t table_elements_ = 0;
   std::unique_ptr<SnapshotPrefetch> prefetch_;
-  bool cleared_ = false;  ///< The count table.
+  bool cleared_ = false;  ///< The whole count table has been zeroed once.
   bool started_ = false;
-  bool steady_ = false;  ///< The last delta has found enough memory.
+  bool steady_ = false;  ///< The last delta needed no more memory than there was.
   Graph graph_;
-  std::unique_ptr<Stream> encode_stream_;    ///< Null if encode waits for each chunk's detect and the next for it.
-  std::array<Event, 2> detected_, encoded_;  ///< Of the last chunk of each set.
+  std::unique_ptr<Stream> encode_stream_;    ///< Null if detect and encode take turns on one stream.
+  std::array<Event, 2> detected_, encoded_;  ///< Recorded behind the last chunk of each set.
 
   DeviceMemory tensors_, streams_, sections_, tiles_, views_, scratch_;
   ChunkSets sets_;

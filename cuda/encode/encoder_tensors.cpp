@@ -38,7 +38,8 @@ void enter_pair(TensorEntry& entry, const TensorSpec& spec, const void* d_curren
   entry.old = entry.refresh = static_cast<std::byte*>(snapshot);
 }
 
-/// Enters whether contiguous tensors are compared by vectors, for which any alignment will do if it is the same.
+/// Sets whether contiguous tensors are compared by vectors. The alignment of the pointers must be the same, but may be
+/// any.
 void enter_lead(TensorEntry& entry, std::size_t current_bytes, std::size_t old_bytes) {
   const std::size_t together = kVectorBytes / std::max(current_bytes, old_bytes);
   entry.lead = lead_of(entry.current, current_bytes, together);

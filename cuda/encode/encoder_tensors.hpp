@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Checks the memory that callers give an encoder and enters it into the plan. All functions throw Error{kUsage} naming
+// Check the memory that callers give an encoder and enter it into the plan. All functions throw Error{kUsage} naming
 // the tensor.
 
 #include <vector>

@@ -121,8 +121,8 @@ __device__ inline std::uint64_t body_bytes(const Pipeline& pipeline, const Order
 
 __device__ inline std::uint64_t record_bytes(std::uint64_t body) { return (kFrameHeaderBytes + body + 7) / 8 * 8; }
 
-/// Returns the end of the frame of one stream that begins with block `first`, at most `most`: all lanes of a warp probe
-/// 32 ends at a time.
+/// Returns the end of the frame that begins with block `first`, at most `most`, the end of its stream. All lanes of a
+/// warp must call it; they try 32 ends at a time.
 __device__ inline std::uint32_t end_of_frame(const Pipeline& pipeline, std::uint32_t first, std::uint32_t most) {
   const OrderedBlock before = before_block(pipeline, first);
   std::uint32_t end = first + 1;

@@ -22,7 +22,7 @@ bool is_even(const MatrixShard& shard, const QuantizePlan& plan, const void* d_s
          is_multiple(d_source, count * element_size(shard.dtype));
 }
 
-/// Chooses the path for a source and its results; `d_elements` is null for amax alone.
+/// Chooses the path for a source and its results; `d_elements` is null if only the amax is computed.
 cuda::QuantizePath path_of(const MatrixShard& shard, const QuantizePlan& plan, const void* d_source,
                            const void* d_elements) {
   using cuda::QuantizePath;

@@ -24,7 +24,7 @@ unsigned run_shift(const QuantizePlan& plan) {
 
 bool takes_runs(QuantizePath path) { return path == QuantizePath::kRuns || path == QuantizePath::kAlignedRuns; }
 
-/// Calls body.template operator()<Bits, number of elements at once>().
+/// Calls body.template operator()<Bits, kCount>() with the traits of `dtype` and the elements of one access.
 template <class Body>
 void with_access(DType dtype, QuantizePath path, const Body& body) {
   with_source(dtype, [&]<class Bits>() {

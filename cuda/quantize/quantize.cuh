@@ -22,7 +22,7 @@ struct alignas(sizeof(Word) * kCount) Words {
   Word at[kCount];
 };
 
-/// A quantisation block of the grid of a plan: its rows and columns in the shard.
+/// A quantisation block of a plan: its rows and columns in the shard.
 struct QuantizeBlock {
   Span rows;
   Span columns;
@@ -32,8 +32,8 @@ __device__ inline QuantizeBlock quantize_block(const QuantizePlan& plan, std::ui
   return {plan.span(0, block / plan.grid[1]), plan.span(1, block % plan.grid[1])};
 }
 
-/// Calls visit(words, row, column) for the elements of a quantisation block that this thread takes: kCount elements of
-/// a row from `column` on.
+/// Calls visit(words, row, column) for the elements of a quantisation block that this thread takes. Each call is for
+/// kCount elements of a row, from `column` on.
 template <class Bits, unsigned kCount, class Visit>
 __device__ void for_own_words(const QuantizePlan& plan, const QuantizeBlock& block, const typename Bits::Word* source,
                               const Visit& visit) {
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Returns the global scale of kE4M3 scales, and writes it where it is computed anew.
+/// Returns the global scale of kE4M3 scales, and writes it to the result if this call computes it.
 template <class Element>
 __device__ float global_scale(const QuantizePlan& plan, const GivenAmax& amax, const QuantizedShard& out) {
   if (plan.scale != QuantScale::kE4M3) return 1.0F;
@@ -109,7 +109,7 @@ __device__ inline void store_scale(QuantScale format, void* scales, std::uint64_
   }
 }
 
-/// Quantises the blocks. If `amax.blocks` is null, each block uses its own.
+/// Quantises the blocks. If `amax.blocks` is null, each block uses its own amax.
 template <class Bits, unsigned kCount>
 __global__ void __launch_bounds__(kThreads)
     quantize_blocks(QuantizePlan plan, const typename Bits::Word* source, GivenAmax amax, QuantizedShard out) {

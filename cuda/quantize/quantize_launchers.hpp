@@ -11,13 +11,13 @@ namespace sparsecast::cuda {
 
 /// How a kernel goes over a shard.
 enum class QuantizePath {
-  kElements,     ///< A CTA for each block, whatever its shape; one element at a time.
-  kVectors,      ///< The same, four elements at a time: plan, alignment and edges are multiples of four.
-  kRuns,         ///< For blocks of one row: a thread for eight elements. The only one for 4-bit elements.
-  kAlignedRuns,  ///< The same, with the eight elements in one load.
+  kElements,  ///< A CTA for each block, of any shape; one element at a time.
+  kVectors,   ///< As kElements, four elements at a time; plan, alignment and edges must be multiples of four.
+  kRuns,  ///< A thread for eight elements, for blocks of one row. The only path for 4-bit elements, with kAlignedRuns.
+  kAlignedRuns,  ///< As kRuns, with one load for the eight elements.
 };
 
-/// Number of elements that a thread takes on the last two paths.
+/// Number of elements that a thread takes with kRuns and kAlignedRuns.
 inline constexpr unsigned kRun = 8;
 
 /// Enqueues computing the amax of each block.

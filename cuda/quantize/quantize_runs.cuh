@@ -18,9 +18,9 @@ namespace sparsecast::cuda {
 struct Run {
   std::uint64_t block = 0;
   std::uint64_t row = 0;
-  std::uint64_t column = 0;      ///< In the shard, as `row`.
-  bool leads = false;            ///< Whether this thread writes what belongs to the block.
-  bool active = false;           ///< Whether the shard has the run: its edges may cut blocks.
+  std::uint64_t column = 0;      ///< Column in the shard; `row` is also in the shard.
+  bool leads = false;            ///< Whether this thread writes the results of the block.
+  bool active = false;           ///< Whether the run is in the shard, whose edges may cut blocks.
   std::uint32_t f32[kRun] = {};  ///< Elements; zeros if not active.
 };
 
@@ -36,7 +36,7 @@ __device__ Run load_run(const QuantizePlan& plan, const typename Bits::Word* sou
   run.block = row * plan.grid[1] + block_column;
   run.leads = exists && in_block == 0;
   const Span columns = plan.span(1, block_column);
-  // Runs are counted from where the block begins, which may lie before the shard.
+  // Runs are counted from the beginning of the block, which may be before the shard.
   const std::uint64_t cut = block_column == 0 ? plan.first_cut[1] : 0;
   run.column = columns.begin + in_block * kRun - cut;
   run.active = exists && in_block * kRun >= cut && run.column < columns.end;
@@ -70,7 +70,7 @@ __device__ std::uint32_t amax_of_lanes(const Run& run, unsigned shift) {
   return most;
 }
 
-/// Calls visit(run) for the runs that this thread takes, as often as the other lanes of its warp. A block has 2^shift
+/// Calls visit(run) for the runs that this thread takes, equally often in all lanes of a warp. A block has 2^shift
 /// runs.
 template <class Bits, class Visit>
 __device__ void for_own_runs(const QuantizePlan& plan, const typename Bits::Word* source, bool aligned, unsigned shift,
@@ -84,7 +84,7 @@ __device__ void for_own_runs(const QuantizePlan& plan, const typename Bits::Word
   }
 }
 
-/// Writes the amax of each block. All 4-bit elements count alike.
+/// Writes the amax of each block, which is the same for all 4-bit element types.
 template <class Bits>
 __global__ void __launch_bounds__(kThreads)
     run_amaxes(QuantizePlan plan, bool aligned, unsigned shift, const typename Bits::Word* source, float* amax) {
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-/// Quantises the blocks. If `amax.blocks` is null, each block uses its own.
+/// Quantises the blocks. If `amax.blocks` is null, each block uses its own amax.
 template <class Bits, class Element>
 __global__ void __launch_bounds__(kThreads)
     quantize_runs(QuantizePlan plan, bool aligned, unsigned shift, const typename Bits::Word* source, GivenAmax amax,

@@ -11,11 +11,11 @@
 namespace sparsecast {
 
 struct CheckpointApplyOptions {
-  int threads = 1;                               ///< 0: all cores.
-  bool replace = false;                          ///< apply_to_copy: an existing output may be replaced.
-  bool weights_only = false;                     ///< CheckpointCopy: of a directory only what its index names.
-  Progress progress;                             ///< May be empty.
-  std::function<void(const std::string&)> note;  ///< Sentences for people: what was recovered or skipped. May be empty.
+  int threads = 1;            ///< Number of threads; 0 for all cores.
+  bool replace = false;       ///< For apply_to_copy: whether an existing output may be replaced.
+  bool weights_only = false;  ///< For CheckpointCopy: copies only the files that a directory's index names.
+  Progress progress;          ///< May be empty.
+  std::function<void(const std::string&)> note;  ///< Told in words what was recovered or skipped. May be empty.
 };
 
 struct CheckpointApplyReport {
@@ -23,44 +23,45 @@ struct CheckpointApplyReport {
   std::size_t already_applied = 0;  ///< Deltas that the checkpoint contained before (in place only).
   bool recovered = false;           ///< An interrupted earlier apply was rolled back first (in place only).
   std::uint64_t version = 0;        ///< Version that the last delta leads to.
-  std::uint64_t changed = 0;        ///< Elements, over the deltas that were applied.
+  std::uint64_t changed = 0;        ///< Number of changed elements in the applied deltas.
   StateDigest digest;               ///< Read back from the files after the last write.
 };
 
-/// Copies `base` (a file; or a directory with its index and every other plain file) to a temporary beside `output`,
-/// applies the deltas there, makes it durable, verifies the result digest by reading it back, and renames. Whatever
-/// fails, `output` is absent, or what it was. Throws Error; kUsage when `output` exists and `replace` is not set.
+/// Copies `base` (a file, or a directory with its index and every other plain file) to a temporary next to `output`.
+/// Applies the deltas there, makes the copy durable, verifies the result digest by reading it back, and renames it.
+/// After any failure, `output` is absent or unchanged. Throws Error; kUsage if `output` exists and `replace` is not
+/// set.
 CheckpointApplyReport apply_to_copy(FileSystem& fs, const std::string& base, const std::vector<std::string>& deltas,
                                     const std::string& output, const CheckpointApplyOptions& options);
 
 /// Applies the deltas to the files themselves, each by the protocol in in_place_apply.cpp: after any crash or error
-/// the next call, or recover_checkpoint, restores the state before the interrupted delta. One process at a time may
-/// work on a checkpoint; the caller sees to that.
+/// the next call, or recover_checkpoint, restores the state before the interrupted delta. Only one process may work on
+/// a checkpoint at a time; the caller must ensure that.
 CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoint,
                                      const std::vector<std::string>& deltas, const CheckpointApplyOptions& options);
 
-/// One delta by the same protocol, to a checkpoint whose digest this process has just verified to be the delta's base
-/// digest, so that the base is not read first. Returns the digest that was read back. Throws Error; an undo record may
-/// be left then, for recover_checkpoint.
+/// Applies one delta by the same protocol, without reading the base first: this process must just have verified that
+/// the checkpoint has the delta's base digest. Returns the digest that was read back. Throws Error; an undo record may
+/// then remain, for recover_checkpoint.
 StateDigest apply_to_verified_base(FileSystem& fs, const std::string& checkpoint, const DeltaFile& delta,
                                    const CheckpointApplyOptions& options);
 
-/// Takes back an interrupted in-place apply. False when there is nothing to recover. Throws Error{kDirty}, with nothing
-/// written, when the undo record does not lead to the state that it promises, or is of another checkpoint that has a
-/// file in common with this one.
+/// Rolls back an interrupted in-place apply. Returns false if there is nothing to recover. Throws Error{kDirty},
+/// without writing, if the undo record does not lead to its result digest, or if it belongs to another checkpoint that
+/// shares a file with this one.
 bool recover_checkpoint(FileSystem& fs, const std::string& checkpoint, const CheckpointApplyOptions& options);
 
-/// Throws Error{kDirty} when an interrupted in-place apply has left an undo record: the bytes are of no version. It
-/// names what is to be recovered, which may be another checkpoint that has a file in common with this one.
+/// Throws Error{kDirty} if an interrupted in-place apply has left an undo record, so that the bytes belong to no
+/// version. The error names the checkpoint to recover, which may be another one that shares a file with this one.
 void require_not_interrupted(FileSystem& fs, const std::string& checkpoint);
-/// Throws it for such another checkpoint alone: its record is not this one's to roll back.
+/// Throws Error{kDirty} only for an undo record of such another checkpoint, which cannot be rolled back from here.
 void require_not_interrupted_elsewhere(FileSystem& fs, const std::string& checkpoint);
 
-/// A copy of a checkpoint under a temporary name beside its final place. Until publish() nothing is visible under the
+/// A copy of a checkpoint under a temporary name next to its final place. Until publish() nothing is visible under the
 /// final name; the destructor removes a copy that was not published.
 class CheckpointCopy {
  public:
-  /// Copies `base` window by window; the order of work is: copy, change it through layout(), sync(), publish().
+  /// Copies `base` window by window. The caller then changes the copy through layout(), calls sync(), and publish().
   /// Throws Error{kUsage} when `output` exists and may not be replaced.
   CheckpointCopy(FileSystem& fs, const Checkpoint& base, const std::string& base_path, std::string output,
                  const CheckpointApplyOptions& options);
@@ -70,8 +71,8 @@ class CheckpointCopy {
 
   /// Returns the place of each tensor in the copy.
   const CheckpointLayout& layout() const noexcept { return layout_; }
-  /// Renames the copy, whose files the caller has made durable, to its place, and makes that durable. A file is
-  /// replaced in one step; a directory by two renames, between which the old one is found as `OUTPUT.previous`.
+  /// Renames the copy, whose files the caller has made durable, to its final place, and makes the rename durable. A
+  /// file is replaced in one step. A directory takes two renames; between them, the old one is at `OUTPUT.previous`.
   void publish();
 
  private:

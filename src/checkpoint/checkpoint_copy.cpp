@@ -28,7 +28,7 @@ void copy(FileSystem& fs, const std::string& from, const std::string& to, const 
   });
 }
 
-/// Removes a file, or a directory that holds only files. Of a symbolic link only the link goes.
+/// Removes a file, or a directory that holds only files. Removes a symbolic link but not its target.
 void remove_checkpoint(FileSystem& fs, const std::string& path) {
   if (fs.is_directory(path) && !fs.is_link(path)) {
     for (const std::string& name : fs.list(path)) fs.remove(path + "/" + name);
@@ -42,7 +42,7 @@ std::string unused_name(FileSystem& fs, const std::string& output) {
   return name;
 }
 
-/// Throws Error{kUsage} unless `output` is plainly a checkpoint, and what lies beside it can stay beside a copy of
+/// Throws Error{kUsage} unless `output` is clearly a checkpoint, and the other files there can stay with a copy of
 /// `base`.
 void require_replaceable(FileSystem& fs, const std::string& output, const std::string& base, bool directory) {
   if (fs.is_directory(output) != directory) {
@@ -77,7 +77,7 @@ CheckpointCopy::CheckpointCopy(FileSystem& fs, const Checkpoint& base, const std
                                const CheckpointApplyOptions& options)
     : fs_(fs), output_(without_trailing_slashes(std::move(output))) {
   if (fs.is_link(output_)) {
-    // Whoever reads through other names would lose what the link leads to.
+    // Readers through other names would lose the link's target.
     throw Error(ErrorCode::kUsage,
                 fmt::format("is a link to '{}': name that, or remove the link", fs.resolved(output_)), output_);
   }
@@ -106,7 +106,7 @@ CheckpointCopy::~CheckpointCopy() {
 void CheckpointCopy::discard() noexcept {
   try {
     if (fs_.exists(staging_)) remove_checkpoint(fs_, staging_);
-  } catch (...) {  // A file system that fails leaves the temporary; its name says what it is.
+  } catch (...) {  // If the file system fails, the temporary remains; its name identifies it.
   }
 }
 

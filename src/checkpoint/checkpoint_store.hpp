@@ -13,7 +13,7 @@
 
 namespace sparsecast {
 
-/// Callback for progress, called at intervals during long work, perhaps from several threads: the name of the phase,
+/// Progress callback, called at intervals during long work, possibly from several threads. Gets the name of the phase,
 /// and the bytes or elements done so far and in total. May be empty.
 using Progress = std::function<void(const char* phase, std::uint64_t done, std::uint64_t total)>;
 
@@ -32,7 +32,7 @@ class CheckpointStore {
  public:
   /// Opens the files; `mode` is kRead or kReadWrite. Throws Error{kIo}.
   CheckpointStore(FileSystem& fs, CheckpointLayout layout, OpenMode mode);
-  /// Reads the files that the checkpoint has open.
+  /// Uses the files that the checkpoint has open, for reading.
   explicit CheckpointStore(const Checkpoint& checkpoint);
 
   const TensorTable& table() const noexcept { return layout_.table; }
@@ -43,7 +43,7 @@ class CheckpointStore {
   std::uint64_t file_offset(std::size_t tensor, std::uint64_t begin_byte) const {
     return layout_.locations[tensor].begin + begin_byte;
   }
-  /// Makes all writes durable, or throws; a failed call must not be repeated and believed.
+  /// Makes all writes durable, or throws. After a failure, a later success does not prove that the writes are durable.
   void sync();
 
  private:
@@ -51,8 +51,8 @@ class CheckpointStore {
   std::vector<std::shared_ptr<File>> files_;
 };
 
-/// Digest of each tensor, read in full from the files in windows, so that memory stays bounded and a read error is an
-/// Error. `threads`: 0 for all cores.
+/// Returns the digest of each tensor. Reads all of it from the files in windows, so that memory is bounded and read
+/// errors are thrown as Error. `threads` is 0 for all cores.
 std::vector<StateDigest> digest_store(const CheckpointStore& store, int threads, const Progress& progress = nullptr);
 
 }  // namespace sparsecast

@@ -30,7 +30,7 @@ void require_follows(const DeltaFile& previous, const DeltaFile& next) {
   }
 }
 
-/// Runs body(worker, frame, block) for every block of the delta; blocks of one frame concurrently.
+/// Calls body(worker, frame, block) for every block of the delta. Blocks of one frame run concurrently.
 template <class Body>
 void for_each_block(const DeltaFile& delta, int threads, const char* phase, const Progress& progress,
                     const Body& body) {
@@ -51,7 +51,7 @@ void for_each_block(const DeltaFile& delta, int threads, const char* phase, cons
   }
 }
 
-/// A block's elements as they are, and as the delta makes them.
+/// A block's elements before and after the delta.
 struct Window {
   Bytes before;
   Bytes after;

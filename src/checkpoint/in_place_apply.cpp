@@ -13,9 +13,9 @@
 //        CLEAN(result) <----------------------------------------- VERIFIED(result, undo)
 //                          remove undo record, fsync directory
 //
-// Before CLEAN(base) is left, the delta has been decoded to its last block, the base digest verified by reading the
-// whole base, and the result digest computed from the bytes that the delta meets: a delta that does not lead where it
-// promises never costs a write. A crash or an error
+// Before the state CLEAN(base) ends, the delta has been decoded to its last block, the base digest verified by reading
+// the whole base, and the result digest computed from the delta and the base. So a delta that does not lead to its
+// result digest never causes a write. A crash or an error
 //   - while the undo record is written leaves the base and at most a stray temporary file (AtomicFile);
 //   - in ARMED, MIXED or VERIFIED leaves the undo record, and the next run goes back to the base. The record holds
 //   absolute
@@ -23,9 +23,9 @@
 //     times;
 //   - after the removal, before the directory's fsync, may bring the record back: the next run then goes back from the
 //     whole result to the base. Success is reported only after that fsync, by this run or a later one.
-// Recovery writes whole windows, not only what reads differently: after an fsync that failed, the page cache may show
-// bytes that the disk does not hold. It first computes where the record leads, so that a record left beside a
-// checkpoint that was replaced since then writes nothing.
+// Recovery writes whole windows, not only bytes that read differently: after a failed fsync, the page cache may show
+// bytes that are not on the disk. It first computes the digest that the record leads to, so that a stale record next to
+// a replaced checkpoint writes nothing.
 
 #include <fmt/format.h>
 
@@ -46,9 +46,9 @@ CheckpointLayout layout_of(FileSystem& fs, const std::string& path) {
   return CheckpointLayout::of(Checkpoint::open(fs, path));
 }
 
-/// Throws Error{kUsage} for a file that has other names (links of either kind, as in caches whose files are named by
-/// their content, and in backups made of hard links): those who read by these would get the changed bytes, and after an
-/// interruption torn ones that nothing marks.
+/// Throws Error{kUsage} for a file with other names (hard or symbolic links, as in content-addressed caches and
+/// hard-linked backups). Readers by these names would get the changed bytes and, after an interruption, torn bytes
+/// without a mark.
 void require_no_other_names(FileSystem& fs, const CheckpointLayout& layout) {
   constexpr const char* kWayOut =
       "write the result elsewhere (-o OUT; for a follower --copy-on-write), or copy it first";
@@ -116,8 +116,8 @@ bool recover_checkpoint(FileSystem& fs, const std::string& checkpoint, const Che
   require_not_interrupted_elsewhere(fs, checkpoint);
   const std::string undo_path = undo_record_path(fs, checkpoint);
   if (!fs.exists(undo_path)) {
-    // The last run may have failed in this very fsync: what is reported as clean from here on must not find the
-    // record again after a power loss.
+    // The last run may have failed in this very fsync. Once the state is reported as clean, the record must not
+    // reappear after a power loss.
     fs.sync_directory(parent_directory(undo_path));
     return false;
   }

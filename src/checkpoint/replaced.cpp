@@ -16,7 +16,7 @@ namespace sparsecast {
 void remove_replaced(FileSystem& fs, const std::string& old, const std::string& current) {
   const std::set<std::string> weights = weight_files(fs, old);
   std::vector<std::string> names = fs.list(old);
-  // The index goes last: until then it says after a crash what else is to go.
+  // The index is removed last, because after a crash it tells which files remain to be removed.
   std::stable_partition(names.begin(), names.end(), [](const std::string& name) { return name != kIndexName; });
   for (const std::string& name : names) {
     const std::string before = old + "/" + name;

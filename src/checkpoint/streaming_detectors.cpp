@@ -15,15 +15,15 @@
 namespace sparsecast {
 namespace {
 
-/// Most bytes of one read of a tensor: whole tiles of every dtype, in few enough bytes to stay in the L2 cache.
+/// Most bytes of one read of a tensor: whole tiles of every dtype, small enough to stay in the L2 cache.
 constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
 static_assert(kWindowBytes % (kTileElems * sizeof(std::uint64_t)) == 0);
 
-/// Per-thread state that lives from one call to the next. A thread is identified by its workspace.
+/// Per-thread state that is kept between calls. A thread is identified by its workspace.
 template <class State>
 class PerThread {
  public:
-  /// References stay valid.
+  /// Returns the state of the thread. References stay valid.
   State& of(const TileWorkspace& workspace) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return states_[&workspace];
@@ -35,7 +35,7 @@ class PerThread {
   std::map<const TileWorkspace*, State> states_;
 };
 
-/// The tiles of one tensor that a thread has read; the tiles come roughly in order.
+/// A window of tiles of one tensor that a thread has read. The thread reads tiles roughly in order.
 class ReadWindow {
  public:
   /// Returns the bytes of the tensor from `begin` on, at least `bytes` of them, valid until the next call.
@@ -132,7 +132,7 @@ class PatchDetector : public TileDetector {
     std::shared_ptr<const Loaded> loaded;
   };
 
-  /// Returns a patch that another thread holds, or reads it: threads work on the sections of one tensor together.
+  /// Returns a patch that another thread holds, or reads it. Several threads may work on the sections of one tensor.
   std::shared_ptr<const Loaded> load(std::size_t n) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::weak_ptr<const Loaded>& held = held_[n];
@@ -163,7 +163,7 @@ class PatchDetector : public TileDetector {
 
   const Checkpoint& base_;
   TensorPatches patches_;
-  std::vector<std::size_t> patch_of_;  ///< By tensor; patches_.heads.size(): none.
+  std::vector<std::size_t> patch_of_;  ///< Index of the patch of each tensor; patches_.heads.size() if there is none.
   PerThread<Reading> readings_;
   std::mutex mutex_;
   std::map<std::size_t, std::weak_ptr<const Loaded>> held_;

@@ -9,14 +9,14 @@
 
 namespace sparsecast {
 
-/// Compares two checkpoints of the same tensors, read in small windows, whatever their size. Tiles may come from
-/// several threads, roughly in order. Both outlive the detector.
+/// Makes a detector that compares two checkpoints of the same tensors. It reads them in small windows, whatever their
+/// size. Several threads may ask for tiles, roughly in order. Both checkpoints must outlive the detector.
 std::unique_ptr<TileDetector> make_checkpoint_detector(const Checkpoint& base, const Checkpoint& target);
 
-/// Compares a checkpoint with itself after patches, such as those of a sparse step, which are already checked against
-/// its table: the new bits of a tile are made when it is asked for, and of patches those of one tensor are in memory,
-/// or of two where threads pass from one to the next. An entry that repeats the base's bits is no change. `base`, and
-/// what the patches are read from, outlive the detector.
+/// Makes a detector that compares a checkpoint with itself after patches, such as those of a sparse step. The patches
+/// must have been checked against its table. The new bits of a tile are made on demand. The patches of one tensor are
+/// in memory at a time, or of two while threads move on to the next tensor. An entry that repeats the base's bits is
+/// not a change. `base` and the source of the patches must outlive the detector.
 std::unique_ptr<TileDetector> make_patch_detector(const Checkpoint& base, TensorPatches patches);
 
 }  // namespace sparsecast

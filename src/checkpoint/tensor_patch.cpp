@@ -17,7 +17,7 @@
 namespace sparsecast {
 namespace {
 
-/// Gathers the patch of one tensor after the other.
+/// Gathers the patches of one tensor after another.
 class PatchGatherer {
  public:
   PatchGatherer(const TensorTable& table, const PatchSink& sink) : table_(table), sink_(sink) {}
@@ -64,7 +64,7 @@ void require_tensors(const TensorTable& table, const TensorReader& tensors) {
   }
 }
 
-/// Takes the named positions of a block, and the values from the weights after the delta.
+/// Gathers the positions that a block names, with their values from the weights after the delta.
 void gather_named(const BlockRef& block, ConstBytes weights, std::size_t size, ApplyScratch& scratch,
                   PatchGatherer& out) {
   const auto take = [&](std::uint64_t element) { out.add(block.tensor, element, weights.data() + element * size); };
@@ -77,7 +77,7 @@ void gather_named(const BlockRef& block, ConstBytes weights, std::size_t size, A
   });
 }
 
-/// Applies blocks to windows of the base and gathers what comes out different.
+/// Applies blocks to windows of the base and gathers the elements that differ.
 class ReplayedBlocks {
  public:
   ReplayedBlocks(const TensorTable& table, const TensorReader& base, PatchGatherer& out)
@@ -111,7 +111,8 @@ class ReplayedBlocks {
   StateDigest change_;
   Bytes old_;
   Bytes new_;
-  std::vector<std::uint32_t> positions_ = std::vector<std::uint32_t>(kTileElems + 64);  ///< compare_tile overshoots.
+  /// Larger than a tile, because compare_tile writes past the last position.
+  std::vector<std::uint32_t> positions_ = std::vector<std::uint32_t>(kTileElems + 64);
 };
 
 }  // namespace

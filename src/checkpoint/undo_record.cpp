@@ -34,7 +34,7 @@ DeltaHeader inverse_header(const DeltaFile& delta, const EncodeOptions& options)
   return header;
 }
 
-/// Replays the delta's blocks over windows of the base and gathers, section by section, what they overwrite.
+/// Applies the delta's blocks to windows of the base and gathers, section by section, the bits that they overwrite.
 class UndoBuilder {
  public:
   UndoBuilder(const CheckpointStore& store, const DeltaHeader& header, int zstd_level, const RecordSink& sink)
@@ -106,7 +106,7 @@ class UndoBuilder {
   std::tuple<std::optional<SectionBuilder<std::uint8_t>>, std::optional<SectionBuilder<std::uint16_t>>,
              std::optional<SectionBuilder<std::uint32_t>>, std::optional<SectionBuilder<std::uint64_t>>>
       builders_;
-  std::function<void()> end_;  ///< Ends the open section, whatever its word.
+  std::function<void()> end_;  ///< Ends the open section, whatever its word type.
   SectionBlocks blocks_;
   std::uint32_t tensor_ = 0;
   std::uint32_t section_ = 0;
@@ -115,7 +115,8 @@ class UndoBuilder {
   StateDigest change_;
   Bytes old_;
   Bytes new_;
-  std::vector<std::uint32_t> positions_ = std::vector<std::uint32_t>(kTileElems + 64);  ///< compare_tile overshoots.
+  /// Larger than a tile, because compare_tile writes past the last position.
+  std::vector<std::uint32_t> positions_ = std::vector<std::uint32_t>(kTileElems + 64);
 };
 
 }  // namespace
@@ -142,7 +143,7 @@ std::optional<FoundUndo> foreign_undo_record(FileSystem& fs, const std::string& 
       if (!fs.exists(found.record) || fs.resolved(found.record) == own) continue;
       const std::set<std::string> torn =
           found.checkpoint == folder ? weight_files(fs, folder) : std::set<std::string>{};
-      // Where the index does not say what the record is of, it may be of this file.
+      // If the index does not tell which files the record is about, the record may be about this file.
       if (torn.empty() || torn.contains(real.substr(real.rfind('/') + 1))) return found;
     }
   }

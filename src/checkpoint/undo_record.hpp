@@ -9,36 +9,35 @@
 
 namespace sparsecast {
 
-/// Returns the path of the undo record: `CHECKPOINT.undo.scd` beside a file, `sparsecast.undo.scd` inside a directory.
-/// A link to a file has the record of the file that it leads to. Its presence means that an in-place apply was
-/// interrupted; its content can roll that back.
+/// Returns the path of the undo record: `CHECKPOINT.undo.scd` next to a file, `sparsecast.undo.scd` inside a directory.
+/// For a link to a file, it is the record of the link's target. If the record exists, an in-place apply was
+/// interrupted, and its content can roll that apply back.
 std::string undo_record_path(FileSystem& fs, const std::string& checkpoint);
 
-/// Returns whether a file of this name in the directory of a checkpoint is its undo record, or what a crash left of
-/// one.
+/// Returns whether a file of this name in the directory of a checkpoint is its undo record, or a leftover of one.
 bool is_undo_record(const std::string& name);
 
-/// An undo record, and the checkpoint that it is of.
+/// An undo record, and the checkpoint that it belongs to.
 struct FoundUndo {
   std::string record;
   std::string checkpoint;
 };
 
-/// Returns an undo record of another checkpoint to which a file of this one belongs, too: a file of a directory that is
-/// followed by itself, a directory of which one file was, or one whose files are links into another. Their bytes are as
-/// torn by this name as by the other one. Throws Error{kIo}.
+/// Returns an undo record of another checkpoint that shares a file with this one: a single file of this directory, the
+/// directory of this file, or a directory whose files this one links to. The bytes of the shared file are then torn
+/// under both names. Throws Error{kIo}.
 std::optional<FoundUndo> foreign_undo_record(FileSystem& fs, const std::string& checkpoint);
 
-/// The `raw` delta that takes the state after `delta` back to the bytes in `store`, which are the delta's base (already
-/// verified by digest), whatever the delta's own value codec: what `delta` alters, and nothing else. Streams windows of
-/// the base, so that memory is one frame and one section. `options.values` and `options.threads` are ignored. Throws
-/// Error{kDigestMismatch}, before the commit record goes to `sink`, when the delta does not lead to the digest that it
-/// promises.
+/// Writes to `sink` the `raw` delta that takes the state after `delta` back to the bytes in `store`, whatever the value
+/// codec of `delta`. It holds exactly the elements that `delta` alters. `store` must hold the base of `delta`, already
+/// verified by digest. Streams windows of the base, so that it needs memory for one frame and one section. Ignores
+/// `options.values` and `options.threads`. Throws Error{kDigestMismatch}, before the commit record goes to `sink`, if
+/// the delta does not lead to its result digest.
 CommitRecord raw_inverse(const CheckpointStore& store, const DeltaFile& delta, const EncodeOptions& options,
                          const RecordSink& sink, const Progress& progress);
 
-/// Writes that delta atomically and durably. Raw values make it idempotent: it restores the base from any mixture of
-/// old and new bytes. When it throws, nothing has become visible, or the whole record has.
+/// Writes the delta of raw_inverse() atomically and durably. Raw values make it idempotent: it restores the base from
+/// any mixture of old and new bytes. If this function throws, either nothing or the whole record has become visible.
 void write_undo_record(FileSystem& fs, const std::string& path, const CheckpointStore& store, const DeltaFile& delta,
                        const Progress& progress);
 

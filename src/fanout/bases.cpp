@@ -11,14 +11,15 @@
 namespace sparsecast {
 namespace {
 
-/// A box that a rank sends, and where it lies there.
+/// A box that a rank sends, and its place in the rank's memory.
 struct SentBox {
   const Box* box = nullptr;
   std::uint32_t local = fanout::kNone;
   std::uint64_t first = 0;
 };
 
-/// Boxes that one rank sends, keyed by tensor of the plan. They overlap where several of its routes have an element.
+/// Boxes that one rank sends, keyed by tensor of the plan. Boxes overlap if several routes of the rank contain an
+/// element.
 using SentBoxes = std::unordered_map<std::uint32_t, std::vector<SentBox>>;
 
 Shard piece_of(const Shard& shard, Box box, bool has_base) {
@@ -31,8 +32,8 @@ class ShardCutter {
  public:
   ShardCutter(const FanoutPlan& plan, std::vector<Shard>& out) : plan_(plan), out_(out) {}
 
-  /// Cuts a shard so that only what is sent from it has a base: of elements that the rank holds in several places, the
-  /// snapshot has one.
+  /// Cuts a shard so that only boxes that are sent from it have a base. If the rank holds elements in several places,
+  /// the snapshot holds them once.
   void cut(const Shard& shard, std::uint32_t tensor, const std::vector<SentBox>& sent) {
     std::vector<Box> inside;
     for (const SentBox& from : sent) {
@@ -68,7 +69,7 @@ class ShardCutter {
   std::vector<bool> sent_;
 };
 
-/// Sets where the rank sends each box from: the first place that has a base, as FanoutPlan::source_views says.
+/// Sets the place from which the rank sends each box: the first one with a base, as FanoutPlan::source_views says.
 void find_places(SentBoxes& sent, const std::vector<Shard>& shards, const std::vector<std::uint32_t>& tensor_of) {
   for (const Shard& shard : shards) {
     const auto boxes = sent.find(tensor_of[shard.tensor]);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kMostCellsOfAll = std::size_t{1} << 23;
 
-/// Cuts one tensor after another; what it allocates for one serves the next.
+/// Cuts one tensor after another and reuses its memory.
 class Cutter {
  public:
   Cutter(const WorldRanks& world, const CanonicalNames& names, Cells& out)
@@ -68,7 +68,8 @@ class Cutter {
     if (list.size() > 1) std::sort(gathered_.begin(), gathered_.end());
   }
 
-  /// A rank that holds the elements in several places sends the first.
+  /// Stores the candidates of a list. For a rank that holds the elements in several places, the candidate is the first
+  /// place.
   std::uint32_t add_candidates(std::span<const std::uint32_t> list) {
     gather(senders_, list);
     for (const Holder& holder : gathered_) {
@@ -79,7 +80,7 @@ class Cutter {
     return static_cast<std::uint32_t>(out_.begins.size() - 2);
   }
 
-  /// Numbers the places of each rank; tied names in the very same memory are one.
+  /// Numbers the places of each rank. Tied names in the same memory count as one place.
   std::uint32_t intern_destinations(std::span<const std::uint32_t> list) {
     gather(receivers_, list);
     destination_list_.clear();
@@ -106,7 +107,7 @@ class Cutter {
     return fmt::format("tensor '{}'{}", excerpt(spec.name), to_string(unflatten(box, spec.shape.size())));
   }
 
-  /// A rank of the trainer that has the box without a base.
+  /// Returns a rank of the trainer that has the box without a base.
   std::uint32_t holder_without_base(std::uint32_t tensor, const Box& box) const {
     for (std::uint32_t rank = 0; rank < world_.size(); ++rank) {
       if (world_[rank].participant != 0) continue;

@@ -28,7 +28,7 @@ std::vector<std::vector<Holder>> trainer_shards(const FanoutPlan& plan, const Wo
   return shards;
 }
 
-/// Cuts one tensor after another; what it allocates for one serves the next.
+/// Cuts one tensor after another and reuses its memory.
 class CopyFinder {
  public:
   CopyFinder(const WorldRanks& world, std::vector<CopiedBox>& out) : world_(world), out_(out) {}
@@ -36,7 +36,7 @@ class CopyFinder {
   void find(std::uint32_t tensor, const TensorSpec& spec, const std::vector<Holder>& holders) {
     std::uint64_t held = 0;
     for (const Holder& holder : holders) held += shard_of(world_, holder).box.elements();
-    if (held == spec.elements()) return;  // Each once, because a plan leaves none out.
+    if (held == spec.elements()) return;  // No copies: each element is held once, because a plan leaves none out.
     shards_.assign(world_, holders);
     grid_.assign(spec, shards_.boxes());
     covers_.assign(spec, grid_, shards_.boxes());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The elements that a trainer's layout describes as being in several places: all of them must hold the same values,
-// because a plan sends one place's alone.
+// Finds the elements that a trainer's layout has in several places. All places must hold the same values, because a
+// plan sends only one of them.
 
 #include <cstdint>
 #include <vector>
@@ -18,15 +18,15 @@ struct Copy {
   const Shard* shard = nullptr;  ///< Shard of that layout, which holds all of the box.
 };
 
-/// A box of which every element has these copies, two or more.
+/// A box whose elements all have the same two or more copies.
 struct CopiedBox {
   std::uint32_t tensor = 0;  ///< Index into the plan's table.
   Box box;
   std::vector<Copy> copies;  ///< Ordered by world rank.
 };
 
-/// Returns the boxes of the tensors that are sent, ordered by tensor, then box; they share the plan's layout. Whether a
-/// rank has a base does not count. Tied names in the very same memory are one place.
+/// Returns the boxes of the tensors that are sent, ordered by tensor, then box; they share the plan's layout. It does
+/// not matter whether a rank has a base. Tied names in the same memory count as one place.
 std::vector<CopiedBox> find_copies(const FanoutPlan& plan);
 
 }  // namespace sparsecast::fanout

@@ -29,22 +29,23 @@ void check_model(const CostModel& model) {
   }
 }
 
-/// Makes `path` the one that ends last: the phases that led up to a time, which they add up to.
+/// Sets `path` to the one of both paths that ends last. A path lists the phases that lead up to a time; their sum is
+/// that time.
 void wait_for(PhaseTimes& path, const PhaseTimes& other) {
   if (other.total() > path.total()) path = other;
 }
 
-/// What a rank has reached on its way through the sync.
+/// Progress of a rank in the sync.
 struct Progress {
-  PhaseTimes encoded;   ///< All that it sends; on overlapped ends, up to the transfer at hand.
-  PhaseTimes free;      ///< Its part in the transfers so far.
-  PhaseTimes verified;  ///< Its part in verification so far.
+  PhaseTimes encoded;   ///< Encoding of all that it sends; with overlap, up to the current transfer.
+  PhaseTimes free;      ///< End of its transfers so far.
+  PhaseTimes verified;  ///< End of its verification so far.
   bool sends = false;
-  bool unverified = false;          ///< Whether routes that have come for it are still to be verified.
-  double unverified_changes = 0;    ///< Changes in them.
-  bool receives = false;            ///< Whether it has verified some.
-  double verified_changes = 0;      ///< Changes in them.
-  std::uint64_t foreign_bytes = 0;  ///< Dense bytes that have come for others.
+  bool unverified = false;          ///< Whether routes that it has received are not verified yet.
+  double unverified_changes = 0;    ///< Number of changes in them.
+  bool receives = false;            ///< Whether it has verified any routes.
+  double verified_changes = 0;      ///< Number of changes in them.
+  std::uint64_t foreign_bytes = 0;  ///< Dense bytes that it has received for others.
 };
 
 class Predictor {
@@ -99,7 +100,7 @@ class Predictor {
                                          [&](int member) { return *nodes_[index_.at(member)] == first; });
   }
 
-  /// Counts a route for its source. On ends that do not overlap, the pass is over before any transfer begins.
+  /// Counts a route for its source. If ends do not overlap, the pass ends before any transfer begins.
   void send(const Route& route) {
     RankCost& source = rank(route.source);
     source.snapshot_bytes += route.bytes;
@@ -117,8 +118,8 @@ class Predictor {
     encoded.encode_seconds += changes(route) * model_.ends.encode_seconds_per_change;
   }
 
-  /// The rounds of ends that do not overlap: a rank waits for the passes of all members of its transfers, and for the
-  /// exchange that says what comes.
+  /// Begins the rounds if ends do not overlap: a rank waits for the passes of all members of its transfers, and for the
+  /// exchange of the heads.
   void begin_rounds() {
     for (const Transfer& transfer : plan_.transfers()) {
       const std::vector<int>& members = plan_.groups()[transfer.group].members;
@@ -156,8 +157,8 @@ class Predictor {
     cost_.transfers.push_back(time);
   }
 
-  /// Counts a route for its receivers, and takes it out of what they got for nothing. Every copy of the elements on a
-  /// rank is decoded and written.
+  /// Counts a route for its receivers, and subtracts it from the bytes that they receive for others. Every copy of the
+  /// elements on a rank is decoded and written.
   void receive(const Route& route) {
     for (std::size_t i = 0; i < route.destinations.size(); ++i) {
       const int world = route.destinations[i].rank;
@@ -170,7 +171,7 @@ class Predictor {
     }
   }
 
-  /// Verifies what has come for a rank since the last time.
+  /// Verifies the routes that a rank has received since the last call.
   void verify(int world) {
     Progress& at = progress(world);
     if (!at.unverified) return;

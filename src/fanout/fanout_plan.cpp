@@ -20,7 +20,7 @@ namespace {
 
 struct Schedule {
   std::vector<Transfer> transfers;
-  std::uint64_t length = 0;  ///< Dense bytes that go one after another until the last transfer ends.
+  std::uint64_t length = 0;  ///< Dense bytes sent one after another until the last transfer ends.
 };
 
 struct Pending {
@@ -30,7 +30,7 @@ struct Pending {
 
 struct Queue {
   std::vector<Pending> transfers;      ///< Pending transfers, ordered by source.
-  std::vector<std::uint32_t> members;  ///< Dense.
+  std::vector<std::uint32_t> members;  ///< Dense ranks.
   std::size_t next = 0;
   std::uint64_t bytes_left = 0;
 };
@@ -58,15 +58,15 @@ struct TransferStart {
   std::uint64_t time = 0;
   std::uint64_t bytes_left = 0;
   std::uint32_t group = 0;
-  bool operator<(const TransferStart& other) const {  // The last in order is the next to start.
+  bool operator<(const TransferStart& other) const {  // The greatest one starts next.
     return std::tie(other.time, bytes_left, other.group) < std::tie(time, other.bytes_left, group);
   }
 };
 
-/// The transfers in the order in which they would start if each lasted as long as it has bytes: again and again the
-/// group whose members are all free first broadcasts for its next source (of equals, the one with the most bytes
-/// left, then the first). So transfers without a common member run side by side, and every rank takes part in its own
-/// in this order.
+/// Returns the transfers in the order in which they would start if each took time proportional to its bytes. The next
+/// to start is always the group whose members are all free first (among equals, the group with the most bytes left,
+/// then the first), for its next source. So transfers without a common member run concurrently, and every rank takes
+/// part in its transfers in this order.
 Schedule schedule_transfers(const WorldRanks& world, const std::vector<Route>& routes,
                             const std::vector<RouteGroup>& groups) {
   std::vector<Queue> queues = make_queues(world, routes, groups);
@@ -80,7 +80,7 @@ Schedule schedule_transfers(const WorldRanks& world, const std::vector<Route>& r
     Queue& queue = queues[start.group];
     std::uint64_t time = 0;
     for (const std::uint32_t member : queue.members) time = std::max(time, free_at[member]);
-    if (time > start.time) {  // Members have become busy since this was queued.
+    if (time > start.time) {  // Members have become busy since this start was queued.
       starts.push({time, start.bytes_left, start.group});
       continue;
     }
@@ -94,7 +94,8 @@ Schedule schedule_transfers(const WorldRanks& world, const std::vector<Route>& r
   return schedule;
 }
 
-/// Every number in 8 bytes, and the size before everything that has one: no two plans have the same bytes.
+/// Encodes every number in 8 bytes, and the size before each text or list, so that different plans have different
+/// bytes.
 class Bytes128 {
  public:
   void add(std::uint64_t value) {
@@ -163,8 +164,8 @@ void add_groups(Bytes128& bytes, const FanoutPlan& plan) {
   }
 }
 
-/// XXH3-128 of everything that ranks must agree on: participants, the hashes of their layouts, options, and the plan
-/// itself.
+/// Returns the XXH3-128 of everything that ranks must agree on: participants, the hashes of their layouts, options, and
+/// the plan itself.
 Hash128 hash_plan(const FanoutPlan& plan, const PlanOptions& options) {
   Bytes128 bytes;
   add_participant(bytes, plan.trainer());
@@ -191,7 +192,7 @@ Hash128 hash_plan(const FanoutPlan& plan, const PlanOptions& options) {
 
 namespace {
 
-/// All of a plan that depends on which engines may share routes.
+/// The parts of a plan that depend on which engines may share routes.
 struct PlanDraft {
   std::vector<Route> routes;
   fanout::RouteGroups groups;
@@ -210,7 +211,7 @@ PlanDraft make_draft(const fanout::WorldRanks& world, const fanout::CanonicalNam
   return draft;
 }
 
-/// The rule is in routes.hpp, number 4.
+/// Chooses between two drafts by rule 4 in routes.hpp.
 PlanDraft make_best_draft(const fanout::WorldRanks& world, const fanout::CanonicalNames& names,
                           const PlanOptions& options) {
   const fanout::Cells cells = fanout::cut_cells(world, names);

@@ -6,7 +6,7 @@
 namespace sparsecast::fanout {
 namespace {
 
-/// All but dimension `dim`: boxes that agree in it lie in one row along that dimension.
+/// Compares keys and all dimensions but `dim`. Boxes that compare equal are in one row along `dim`.
 int compare_rows(const KeyedBox& a, const KeyedBox& b, std::size_t dims, std::size_t dim) {
   if (a.key != b.key) return a.key < b.key ? -1 : 1;
   for (std::size_t d = 0; d < dims; ++d) {

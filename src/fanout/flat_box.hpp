@@ -9,7 +9,7 @@
 
 namespace sparsecast::fanout {
 
-/// A Box without memory of its own. Dimensions that a tensor does not have are [0, 1).
+/// A Box without allocated memory. Dimensions that a tensor does not have are [0, 1).
 struct FlatBox {
   std::array<std::uint64_t, kMaxLayoutDims> offset{};
   std::array<std::uint64_t, kMaxLayoutDims> extent{1, 1, 1, 1, 1, 1, 1, 1};
@@ -25,13 +25,13 @@ struct KeyedBox {
   std::uint32_t key = 0;
 };
 
-/// Joins neighbours of one key that make a box together, dimension by dimension from the last, so that runs of a grid's
-/// cells become boxes again. The boxes are disjoint. Leaves them ordered by box.
+/// Joins neighbouring boxes with the same key that form a box together, dimension by dimension from the last, so that
+/// runs of grid cells become boxes again. The boxes must be disjoint. Sorts the result by box.
 void merge_boxes(std::vector<KeyedBox>& boxes, std::size_t dims);
 
-/// The element of a local tensor where element `at` of a canonical tensor lies.
+/// Returns the index in the local tensor of element `at` of the canonical tensor.
 std::uint64_t address_of(const Shard& shard, const std::vector<std::uint64_t>& at);
-/// Two shards of one rank and one canonical tensor that share elements have them in the very same memory.
+/// Returns whether two shards of one rank and one canonical tensor have their common elements in the same memory.
 bool same_place(const Shard& a, const Shard& b);
 
 }  // namespace sparsecast::fanout

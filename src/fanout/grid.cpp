@@ -81,7 +81,7 @@ void Covers::assign(const TensorSpec& spec, const Grid& grid, std::span<const Bo
   for (const Box* box : boxes) grid.visit(*box, [&](std::uint32_t cell) { ++begins_[cell + 1]; });
   for (std::uint32_t cell = 0; cell < grid.size(); ++cell) begins_[cell + 1] += begins_[cell];
   entries_.resize(entries);
-  // Moves each begin to its end, which is the begin of the next one.
+  // Advances each begin to the list's end, which is the begin of the next list.
   for (std::uint32_t i = 0; i < boxes.size(); ++i) {
     grid.visit(*boxes[i], [&](std::uint32_t cell) { entries_[begins_[cell]++] = i; });
   }

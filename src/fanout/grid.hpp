@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The shards that hold elements of a tensor, their boxes, and the grid that the borders of the boxes cut.
+// The shards that hold elements of a tensor, their boxes, and the grid formed by the borders of the boxes.
 
 #include <array>
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace sparsecast::fanout {
 
-/// Every shard with elements of a tensor that is sent, by tensor; those of one tensor ascending.
+/// Every shard with elements of a tensor that is sent, indexed by tensor. The shards of a tensor ascend.
 class Holders {
  public:
   Holders(const WorldRanks& world, const CanonicalNames& names);
@@ -35,7 +35,7 @@ class Holders {
   HolderLists receivers_;
 };
 
-/// The different boxes of some holders, each with its holders.
+/// The distinct boxes of some holders, each with its holders.
 class UniqueBoxes {
  public:
   void assign(const WorldRanks& world, std::span<const Holder> holders);
@@ -56,10 +56,10 @@ inline const Shard& shard_of(const WorldRanks& world, const Holder& holder) {
   return world[holder.rank].layout->shards[holder.shard];
 }
 
-/// The cells into which the borders of boxes cut a tensor: a grid, numbered row-major.
+/// The grid of cells into which the borders of boxes cut a tensor. Cells are numbered row-major.
 class Grid {
  public:
-  /// Throws Error{kUsage} when there would be more than kMostCells.
+  /// Throws Error{kUsage} if there would be more than kMostCells cells.
   void assign(const TensorSpec& spec, std::span<const Box* const> boxes);
 
   static constexpr std::uint64_t kMostCells = std::uint64_t{1} << 22;
@@ -67,7 +67,7 @@ class Grid {
   std::uint32_t size() const { return size_; }
   FlatBox cell(std::uint32_t index) const;
 
-  /// visit(index) for every cell inside a box whose borders are cuts.
+  /// Calls visit_cell(index) for every cell inside a box, whose borders must be cuts of the grid.
   template <class Visit>
   void visit(const Box& box, const Visit& visit_cell) const {
     Range range;
@@ -95,21 +95,21 @@ class Grid {
   };
   void find_range(const Box& box, Range& range) const;
 
-  /// Dimensions of the tensor are the last ones here, so that the innermost is always the same.
+  /// Cuts by dimension. The tensor's dimensions come last, so that the innermost one always has the same index.
   std::array<std::vector<std::uint64_t>, kMaxLayoutDims> cuts_;
   std::array<std::uint32_t, kMaxLayoutDims> counts_{};
   std::size_t dims_ = 0;
   std::uint32_t size_ = 0;
 };
 
-/// Boxes that hold each cell of a grid, as ids of lists; equal lists have equal ids.
+/// The list of boxes that contain each cell of a grid. Equal lists have equal ids.
 class Covers {
  public:
-  /// Throws Error{kUsage} when boxes overlap so much that this is out of proportion.
+  /// Throws Error{kUsage} if boxes overlap so much that the lists would become too long.
   void assign(const TensorSpec& spec, const Grid& grid, std::span<const Box* const> boxes);
 
   std::uint32_t of(std::uint32_t cell) const { return ids_[cell]; }
-  /// Ascending indices of boxes.
+  /// Returns the indices of the boxes in a list, ascending.
   std::span<const std::uint32_t> list(std::uint32_t id) const { return lists_[id]; }
   std::uint32_t lists() const { return static_cast<std::uint32_t>(lists_.size()); }
 

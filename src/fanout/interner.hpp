@@ -10,7 +10,8 @@
 
 namespace sparsecast::fanout {
 
-/// Gives equal lists of numbers one id: 0, 1, ... in the order of first sight. All lists lie in one array.
+/// Gives equal lists of numbers the same id. Ids are 0, 1, ... in the order in which lists are first added. All lists
+/// are stored in one array.
 class ListInterner {
  public:
   std::uint32_t intern(std::span<const std::uint32_t> list) {
@@ -26,7 +27,7 @@ class ListInterner {
     return table_[at] - 1;
   }
 
-  /// Valid until the next intern().
+  /// Returns the list with this id, valid until the next intern().
   std::span<const std::uint32_t> operator[](std::uint32_t id) const {
     return std::span(pool_).subspan(begins_[id], begins_[id + 1] - begins_[id]);
   }
@@ -55,7 +56,7 @@ class ListInterner {
 
   std::vector<std::uint32_t> pool_;
   std::vector<std::size_t> begins_{0};
-  /// Hash table of ids plus 1; 0: free.
+  /// Hash table of ids plus 1; 0 marks a free slot.
   std::vector<std::uint32_t> table_ = std::vector<std::uint32_t>(kLeastTable, 0);
 };
 

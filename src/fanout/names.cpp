@@ -31,7 +31,7 @@ class DisjointSets {
 
 std::string tensor_context(const std::string& name) { return fmt::format("tensor '{}'", excerpt(name)); }
 
-/// Every name of every participant's table, numbered; ties as classes of such numbers.
+/// Numbers every name of every participant's table, and groups tied names into classes of these numbers.
 class Resolver {
  public:
   explicit Resolver(const WorldRanks& world)
@@ -45,7 +45,7 @@ class Resolver {
     find_unsent(unsent);
     CanonicalNames names;
     const TensorTable& table = trainer().table();
-    std::vector<std::uint32_t> sent(table.size(), kNone);  // By index of the original.
+    std::vector<std::uint32_t> sent(table.size(), kNone);  // Indexed by the original.
     std::vector<TensorSpec> specs;
     for (std::uint32_t t = 0; t < table.size(); ++t) {
       if (original_[all_.find(of_[0][t])] != t) continue;
@@ -105,11 +105,12 @@ class Resolver {
     }
   }
 
-  /// In a class, the names that the trainer holds must be one of its own tie classes: others may have other values.
+  /// Finds the original of each class. The names of a class that the trainer holds must be in one tie class of the
+  /// trainer, because otherwise they may have different values.
   void find_originals() {
     const TensorTable& table = trainer().table();
-    std::vector<std::uint32_t> chosen(ids_.size(), kNone);  // By class: the trainer's own class.
-    std::vector<std::uint32_t> named(ids_.size(), kNone);   // And the first of its names.
+    std::vector<std::uint32_t> chosen(ids_.size(), kNone);  // Indexed by class: the trainer's own class.
+    std::vector<std::uint32_t> named(ids_.size(), kNone);   // Indexed by class: first name of that class.
     for (const bool held : {true, false}) {
       for (std::uint32_t t = 0; t < table.size(); ++t) {
         const std::uint32_t own = trainers_.find(of_[0][t]);
@@ -169,7 +170,7 @@ class Resolver {
 
   static std::string near_in(const TensorTable& table, const std::string& name) {
     const std::string found = nearest_name(table, name);
-    // A table may name a tensor that none of its ranks holds.
+    // `found` may be `name` itself: a table may contain a tensor that none of its ranks holds.
     return found.empty() || found == name ? "" : fmt::format("; the nearest name there is '{}'", excerpt(found));
   }
 
@@ -209,12 +210,12 @@ class Resolver {
   std::unordered_map<std::string_view, std::uint32_t> ids_;
   std::vector<std::vector<std::uint32_t>> of_;  ///< Ids of names, by participant and index into its table.
   DisjointSets all_;
-  DisjointSets trainers_;  ///< Sets that the trainer's ties alone make.
+  DisjointSets trainers_;  ///< Sets formed by the trainer's ties only.
   std::vector<bool> is_alias_;
   std::vector<bool> held_by_trainer_;          ///< Indexed by the trainer's class.
   std::vector<std::uint32_t> held_by_engine_;  ///< Participant that holds a class, indexed by class.
-  std::vector<bool> unsent_;                   ///< True for a class when PlanOptions::unsent matches one of its names.
-  std::vector<std::uint32_t> original_;        ///< Index into the trainer's table, for each class.
+  std::vector<bool> unsent_;             ///< Indexed by class: true if PlanOptions::unsent matches one of its names.
+  std::vector<std::uint32_t> original_;  ///< Index into the trainer's table, for each class.
 };
 
 }  // namespace

@@ -39,7 +39,7 @@ class RankSet {
     }
     return count;
   }
-  /// Ascending.
+  /// Calls visit_rank(rank) for each rank, ascending.
   template <class Visit>
   void visit(const Visit& visit_rank) const {
     for (std::size_t i = 0; i < words_.size(); ++i) {
@@ -54,22 +54,22 @@ class RankSet {
   std::vector<std::uint64_t> words_;
 };
 
-/// All that one source has for one set of receiver ranks.
+/// All routes from one source to one set of receiver ranks.
 struct Flow {
-  std::uint32_t source = 0;     ///< Dense.
+  std::uint32_t source = 0;     ///< Dense rank.
   std::uint32_t receivers = 0;  ///< Index into the receiver sets.
   std::uint64_t bytes = 0;
   std::vector<std::uint32_t> routes;
 };
 
-/// A group in the making.
+/// A group that is not final yet.
 struct GroupDraft {
   std::vector<std::uint32_t> flows;  ///< Flows of the draft; ordered by source once merging is done.
   RankSet members;
   std::uint64_t bytes = 0;
 };
 
-/// Number of pairs that are examined to join two groups of a rank.
+/// Most pairs that are compared to join two groups of a rank.
 constexpr std::size_t kMostPairs = 1024;
 
 __extension__ using Wide = __int128;  // Bytes times ranks may not fit 64 bits.
@@ -97,7 +97,7 @@ class GroupMaker {
     }
   }
 
-  /// Says whether there was anything to do.
+  /// Does step 2 of the rule in routes.hpp. Returns whether any groups had to be joined.
   bool merge() {
     for (std::uint32_t g = 0; g < drafts_.size(); ++g) {
       drafts_[g].members.visit([&](std::uint32_t rank) { of_rank_[rank].push_back(g); });
@@ -149,7 +149,7 @@ class GroupMaker {
     });
     std::vector<RouteGroup> groups;
     for (Made& one : made) {
-      // Joined from different receiver sets, two may have come to have the same members.
+      // Groups joined from different receiver sets may have the same members.
       if (groups.empty() || groups.back().sources != one.group.sources ||
           groups.back().receivers != one.group.receivers) {
         groups.push_back(std::move(one.group));
@@ -176,7 +176,7 @@ class GroupMaker {
     flows_.push_back({source, set, 0, {}});
   }
 
-  /// Bytes that members of a group get, wanted or not.
+  /// Returns the bytes that the members of a group receive, wanted or not.
   static Wide delivered(std::uint64_t bytes, std::uint64_t members) {
     return static_cast<Wide>(bytes) * static_cast<Wide>(members - 1);
   }
@@ -220,8 +220,8 @@ class GroupMaker {
     gone = {{}, RankSet(world_.size()), 0};
   }
 
-  /// Returns the savings of splitting the draft where its sources' bytes are halved, and the number of flows before the
-  /// split.
+  /// Returns the savings of splitting the draft into halves of about equal bytes, and the number of flows in the first
+  /// half.
   std::pair<Wide, std::size_t> best_split(const GroupDraft& draft) const {
     std::uint64_t before = 0;
     std::uint64_t least = ~std::uint64_t{0};
@@ -294,18 +294,18 @@ class GroupMaker {
   const std::size_t most_;
   std::vector<RankSet> receiver_sets_;
   std::vector<Flow> flows_;
-  std::vector<GroupDraft> drafts_;  ///< At first one for each receiver set; those without flows are gone.
+  std::vector<GroupDraft> drafts_;  ///< At first one draft for each receiver set. Drafts without flows no longer exist.
   std::vector<std::vector<std::uint32_t>> of_rank_;
 };
 
-/// Returns the number of rounds.
+/// Assigns a round to every group. Returns the number of rounds.
 std::uint32_t color_rounds(const WorldRanks& world, std::vector<RouteGroup>& groups) {
   std::vector<std::uint32_t> order(groups.size());
   std::iota(order.begin(), order.end(), 0U);
   std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
     return groups[a].members.size() > groups[b].members.size();
   });
-  std::vector<std::vector<bool>> busy;  // By round, then dense rank.
+  std::vector<std::vector<bool>> busy;  // Indexed by round, then dense rank.
   for (const std::uint32_t c : order) {
     const auto fits = [&](const std::vector<bool>& ranks) {
       return std::none_of(groups[c].members.begin(), groups[c].members.end(),

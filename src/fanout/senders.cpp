@@ -13,9 +13,10 @@
 namespace sparsecast::fanout {
 namespace {
 
-/// Destinations that choose alike, with those who may send to them.
+/// Destinations that get a cell from the same sender, with the candidates for it.
 struct DestinationSet {
-  std::vector<std::uint32_t> candidates;    ///< Indices into the cell's; none: whoever sends to another set.
+  std::vector<std::uint32_t> candidates;    ///< Indices into the cell's candidates. If empty, any candidate may send,
+                                            ///< preferably one that sends to another set.
   std::vector<std::uint32_t> destinations;  ///< Encoded as a list of Cells::destination_sets.
 };
 
@@ -89,7 +90,7 @@ class Chooser {
     for (const RouteDestinations& route : routes_of(cells_.cells[cell].destinations)) assign(cell, source, route);
   }
 
-  /// A set of destinations, all from one sender, as routes: one for each class of engines.
+  /// Returns a set of destinations, all from one sender, as routes: one for each class of engines.
   const std::vector<RouteDestinations>& routes_of(std::uint32_t destinations) {
     if (destinations >= routes_of_.size()) routes_of_.resize(out_.destination_sets.size());
     if (routes_of_[destinations].empty()) {
@@ -101,8 +102,8 @@ class Chooser {
     return routes_of_[destinations];
   }
 
-  /// One entry for each candidate and class. An engine counts what its first destination gets, the state what the first
-  /// of all destinations gets.
+  /// Returns one entry for each candidate and class. An engine counts the route to its first destination; the state
+  /// counts the route to the first of all destinations.
   std::vector<RouteDestinations> divide(const std::vector<ChosenDestination>& destinations) {
     struct EngineLists {
       std::vector<std::uint32_t> destinations;
@@ -131,7 +132,7 @@ class Chooser {
   void choose_for(std::uint32_t cell) {
     const std::vector<DestinationSet>& sets = sets_of(cell);
     std::vector<std::uint32_t> by(sets.size());
-    std::vector<std::uint32_t> near;  // Who sends the cell anyway.
+    std::vector<std::uint32_t> near;  // Candidates that send the cell anyway.
     for (std::size_t g = 0; g < sets.size(); ++g) {
       if (!sets[g].candidates.empty()) near.push_back(by[g] = least_loaded(cell, sets[g].candidates));
     }
@@ -180,11 +181,11 @@ class Chooser {
   std::vector<DestinationSet> make_sets(const std::vector<std::uint32_t>& ranks,
                                         std::span<const std::uint32_t> destinations) const {
     std::vector<DestinationSet> sets;
-    std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> local;  // By node: candidates.
+    std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> local;  // Candidates, keyed by node.
     for (std::uint32_t c = 0; c < ranks.size(); ++c) {
       if (world_[ranks[c]].node != kNone) local[world_[ranks[c]].node].push_back(c);
     }
-    std::unordered_map<std::uint32_t, std::size_t> set_of;  // By node, kNone for nodes without candidates.
+    std::unordered_map<std::uint32_t, std::size_t> set_of;  // Keyed by node; kNone for nodes without candidates.
     for (std::size_t i = 0; i < destinations.size(); i += 2) {
       const std::uint32_t node = world_[destinations[i]].node;
       const auto near = local.find(node);
@@ -217,10 +218,10 @@ class Chooser {
   const Cells& cells_;
   const std::vector<std::uint32_t>& classes_;
   const std::uint64_t route_cost_;
-  std::vector<std::uint64_t> load_;  ///< Bytes, by dense rank.
+  std::vector<std::uint64_t> load_;  ///< Bytes to send, indexed by dense rank.
   std::unordered_set<std::uint64_t>
-      sends_;                         ///< Dense rank, and destinations of a cell that it sends (to some of them).
-  std::vector<std::uint32_t> first_;  ///< Last choice of each cell, which leads to the others.
+      sends_;  ///< Pairs of a dense rank and the destinations of a cell that it sends to at least some of them.
+  std::vector<std::uint32_t> first_;  ///< Last choice of each cell, the head of a linked list of its choices.
   std::vector<Chosen> chosen_;
   std::vector<std::vector<RouteDestinations>> routes_of_;  ///< Routes, indexed by set of destinations.
   ListInterner candidate_sets_;
@@ -232,7 +233,8 @@ class Chooser {
 
 std::vector<std::uint32_t> classify_engines(const WorldRanks& world, const Cells& cells) {
   std::vector<Hash128> hashes(world.participants() - 1);
-  std::vector<std::vector<std::uint32_t>> held(hashes.size());  // By engine: cell, then index of a rank and copy, ...
+  // Indexed by engine: cell, then index of a rank and copy, ...
+  std::vector<std::vector<std::uint32_t>> held(hashes.size());
   const auto flush = [&](std::size_t engine) {
     const std::array<std::uint64_t, 2> before{hashes[engine].lo, hashes[engine].hi};
     for (const std::uint64_t word : before) {

@@ -24,7 +24,7 @@ class ShardsByTensor {
     }
   }
 
-  /// The `copy`-th place where the rank has all of the region.
+  /// Returns the `copy`-th place where the rank has all of the region.
   const Shard& find(const Region& region, std::uint32_t copy, bool with_base) const {
     std::vector<const Shard*> places;
     for (const std::uint32_t s : shards_.at(region.tensor)) {

@@ -54,7 +54,7 @@ WorldRanks::WorldRanks(const Participant& trainer, const std::vector<Participant
   });
   for (std::uint32_t i = 0; i < size(); ++i) {
     if (ranks_[i].world < 0) throw Error(ErrorCode::kUsage, "a world rank is negative", describe(i));
-    // A rank may be the trainer's and an engine's.
+    // A rank may belong both to the trainer and to an engine.
     if (i > 0 && ranks_[i - 1].world == ranks_[i].world && ranks_[i - 1].participant != 0) {
       throw Error(ErrorCode::kUsage, fmt::format("the world rank is also that of {}", describe(i - 1)), describe(i));
     }

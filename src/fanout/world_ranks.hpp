@@ -13,7 +13,7 @@ namespace sparsecast::fanout {
 
 inline constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-/// A rank of the world with its part of a layout.
+/// A rank of the world, and its rank in a layout.
 struct WorldRank {
   int world = 0;
   std::uint32_t participant = 0;  ///< 0: the trainer; 1 + i: engine i.
@@ -22,23 +22,23 @@ struct WorldRank {
   const RankLayout* layout = nullptr;
 };
 
-/// All ranks of a plan, ascending: inside the planner a rank is its place here ("dense rank"), which orders like the
-/// world's numbers. One that is the trainer's and an engine's has two places, the trainer's first.
+/// All ranks of a plan, ascending. Inside the planner, a rank is identified by its index here ("dense rank"), which has
+/// the same order as world ranks. A rank of both the trainer and an engine has two places, the trainer's first.
 class WorldRanks {
  public:
-  /// Throws Error{kUsage} for participants that do not fit their layouts, names that occur twice and ranks that do.
+  /// Throws Error{kUsage} for participants that do not fit their layouts, and for names and ranks that occur twice.
   WorldRanks(const Participant& trainer, const std::vector<Participant>& engines);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(ranks_.size()); }
   const WorldRank& operator[](std::uint32_t rank) const { return ranks_[rank]; }
   const std::vector<WorldRank>& ranks() const { return ranks_; }
-  /// The (first) place of a rank of the world, which is one of the plan's.
+  /// Returns the (first) place of a world rank, which must be in the plan.
   std::uint32_t place_of(int world) const {
     return static_cast<std::uint32_t>(std::ranges::lower_bound(ranks_, world, {}, &WorldRank::world) - ranks_.begin());
   }
   const Participant& participant(std::uint32_t participant) const { return *participants_[participant]; }
   std::uint32_t participants() const { return static_cast<std::uint32_t>(participants_.size()); }
-  /// "rank 3 (world rank 19) of engine 'e1'"
+  /// Returns a description such as "rank 3 (world rank 19) of engine 'e1'".
   std::string describe(std::uint32_t rank) const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Which versions of another system lie at a path.
+// Lists the versions of another system that are at a path.
 
 #include <fmt/format.h>
 
@@ -81,7 +81,7 @@ ForeignStep slime_step(FileSystem& fs, const std::string& path) {
   return step;
 }
 
-/// A directory without any flush says its version by its name alone.
+/// Returns the step of a directory of packed flushes. If it has no flush, only its name gives the version.
 ForeignStep packed_step(const std::string& path) {
   ForeignStep step;
   step.family = ForeignFamily::kPacked;

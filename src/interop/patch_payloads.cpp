@@ -17,7 +17,7 @@ namespace {
 
 std::uint32_t largest_gap(const TensorPatch& patch) {
   std::uint32_t largest = 0;
-  std::uint32_t next = 0;  // The index that a gap of 0 would say.
+  std::uint32_t next = 0;  // The index that a gap of 0 means.
   for (std::uint64_t i = 0; i < patch.count; ++i) {
     const auto index = load_word<std::uint32_t>(patch.indices.data(), i);
     largest = std::max(largest, index - next);
@@ -62,7 +62,7 @@ std::string PackedFlush::verl_spec(const TensorTable& table) const {
   if (encoding != PackedEncoding::kIndices) {
     throw Error(ErrorCode::kUnsupported, "verl's loader knows only flushes of the encoding 'indices'");
   }
-  // Formatted by hand, because the checksum may have more bits than JSON libraries keep.
+  // Formatted by hand, because the checksum may have more bits than JSON libraries support.
   return fmt::format(R"({{"encoding": "indices", "params": {}, "checksum": {}}})", params_json(table), checksum());
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a LayoutBuilder works with: the mesh (mesh_map.cpp), the rules of cuts (cut_rules.cpp) and its state.
+// Parts of LayoutBuilder: the mesh (mesh_map.cpp), the rules of cuts (cut_rules.cpp) and its state.
 
 #include <cstdint>
 #include <map>
@@ -23,15 +23,16 @@ struct PartOf {
 /// The coordinates of every rank on every axis.
 class MeshMap {
  public:
-  /// Throws Error{kUsage} for meshes that are none, or of more than Layout::kMaxRanks ranks.
+  /// Throws Error{kUsage} for invalid meshes, and for meshes of more than Layout::kMaxRanks ranks.
   explicit MeshMap(const std::vector<Mesh>& meshes);
 
   std::size_t ranks() const noexcept { return ranks_; }
-  /// Throws Error{kUsage} for an axis that no mesh has, or the same one twice.
+  /// Throws Error{kUsage} for an axis that no mesh has or that occurs twice.
   void check(const Axes& axes) const;
-  /// Returns the part of `rank` along axes that check() has let through.
+  /// Returns the part of `rank` along axes that check() has accepted.
   PartOf part(const Axes& axes, std::size_t rank) const;
-  /// The ranks of `where`, ascending. Throws Error{kUsage} for unknown axes and coordinates, and when there are none.
+  /// Returns the ranks that match `where`, ascending. Throws Error{kUsage} for unknown axes and coordinates, and if no
+  /// rank matches.
   std::vector<std::uint32_t> select(const Where& where) const;
 
  private:
@@ -48,36 +49,36 @@ class MeshMap {
 
 using Shape = std::vector<std::uint64_t>;
 
-/// A box of one of the tensors that make a local tensor.
+/// A box of one of the tensors that form a local tensor.
 struct Segment {
   std::size_t source = 0;
   Box box;
 };
 
-/// The rows that make up a rank's local tensor: segments one after another along the rows, then padding.
+/// The rows of a rank's local tensor: consecutive segments, then padding.
 struct LocalRows {
   std::vector<Segment> segments;  ///< No segment is empty.
   std::uint64_t rows = 0;
-  /// Elements of a row; the extents of all dimensions but the first.
+  /// Shape of a row: the extents of all dimensions but the first.
   Shape row_shape;
   std::uint64_t row_elements = 1;
 };
 
-/// Throws Error{kUsage} for a cut that needs another number of tensors or other fields, or axes that there are not.
+/// Throws Error{kUsage} for a cut that needs another number of tensors or other fields, or that names unknown axes.
 void check_cut(const Cut& cut, std::size_t tensors, const MeshMap& mesh);
 
-/// Throws Error{kUsage} for shapes that do not fit the cut or each other.
+/// Returns the rows of `rank` by the cut. Throws Error{kUsage} for shapes that do not fit the cut or each other.
 LocalRows cut_rows(const Cut& cut, std::span<const Shape> shapes, const MeshMap& mesh, std::size_t rank);
 
 /// The state that a LayoutBuilder has collected.
 struct BuilderState {
   BuilderState(const std::vector<Mesh>& meshes, std::size_t max);
 
-  /// Throws Error{kUsage} for an unknown name.
+  /// Returns the index of the tensor with this name. Throws Error{kUsage} for an unknown name.
   std::uint32_t find(std::string_view name) const;
-  /// Returns the dtype of the tensors that make one local tensor. Throws Error{kUsage} when they have several.
+  /// Returns the dtype of the tensors that form one local tensor. Throws Error{kUsage} if they have different dtypes.
   DType common_dtype(const std::vector<std::uint32_t>& tensors) const;
-  /// Adds a local tensor of `places` times these rows; returns its index.
+  /// Adds a local tensor that consists of `places` times `rows`. Returns its index.
   std::uint32_t add_local(RankLayout& rank, std::string name, DType dtype, const LocalRows& rows, std::uint64_t places);
   void add_shard(RankLayout& rank, Shard shard);
 
@@ -95,7 +96,7 @@ struct LayoutBuilder::State : BuilderState {
   using BuilderState::BuilderState;
 };
 
-/// Element strides of the last dimensions of a local tensor: [rows, row_shape...].
+/// Returns the strides, in elements, of the last dimensions of a local tensor: [rows, row_shape...].
 std::vector<std::int64_t> row_strides(const LocalRows& rows, std::size_t dims);
 
 }  // namespace sparsecast

@@ -89,7 +89,7 @@ RowRange even_part(std::uint64_t size, PartOf part, const char* what) {
   return {part.index * each, part.index * each + each};
 }
 
-/// torch.chunk.
+/// Returns the part of the range that torch.chunk gives.
 RowRange chunk(RowRange range, PartOf part) {
   const std::uint64_t size = range.end - range.begin;
   const std::uint64_t each = size / part.count + (size % part.count != 0 ? 1 : 0);
@@ -140,7 +140,7 @@ Box vocab_box(const Shape& shape, PartOf part, std::uint64_t multiple, std::uint
   return box_of_rows(shape, {std::min(mine.begin, vocabulary), std::min(mine.end, vocabulary)});
 }
 
-/// Rows of one attention head; refuses shapes that are not those of q, k and v.
+/// Returns the rows of one attention head. Throws for shapes that are not those of q, k and v.
 std::uint64_t head_rows(const Cut& cut, std::span<const Shape> qkv) {
   const std::uint64_t kv_rows = rows_of(qkv[1]);
   if (kv_rows % cut.kv_heads != 0) refuse(fmt::format("{} rows of k are not {} heads", kv_rows, cut.kv_heads));
@@ -152,7 +152,7 @@ std::uint64_t head_rows(const Cut& cut, std::span<const Shape> qkv) {
   return each;
 }
 
-/// Megatron-core: [group][its query heads, k, v][head], rows of the whole cut evenly.
+/// Appends rows in the order of Megatron-core, [group][its query heads, k, v][head], whose rows are cut evenly.
 void linear_qkv(const Cut& cut, std::span<const Shape> qkv, PartOf part, LocalRows& out) {
   const std::uint64_t head = head_rows(cut, qkv);
   const std::uint64_t queries = cut.query_heads / cut.kv_heads * head;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Experts: every place on a rank is one expert's matrix, cut like any other, in a local tensor of its own or stacked.
+// Places experts. Every place on a rank is one expert's matrix, cut like any other matrix, in a separate local tensor
+// or stacked with others.
 
 #include <fmt/format.h>
 
@@ -16,7 +17,7 @@ namespace {
 
 constexpr std::string_view kExpert = "expert";
 
-/// The canonical tensors that one of the patterns names.
+/// The canonical tensors of one of the patterns.
 struct ExpertSource {
   Shape shape;                         ///< Shape of one expert.
   bool stacked = false;                ///< True when dimension 0 of the canonical tensor is the expert.
@@ -46,7 +47,7 @@ class ExpertPlacer {
   ExpertPlacer(const Experts& experts, const std::vector<ExpertSource>& sources, const LocalRows& rows)
       : experts_(experts), sources_(sources), rows_(rows) {}
 
-  /// The shards of a place whose matrix begins at element `first` of a local tensor.
+  /// Adds the shards of a place whose matrix begins at element `first` of a local tensor.
   template <class Add>
   void place(std::size_t place, std::uint32_t local, std::uint64_t first, const Add& add) const {
     std::uint64_t row = 0;
@@ -77,7 +78,7 @@ class ExpertPlacer {
   const LocalRows& rows_;
 };
 
-/// The canonical tensors of a pattern for the experts in `places`.
+/// Returns the canonical tensors of a pattern for the experts in `places`.
 ExpertSource find_source(const BuilderState& state, const std::string& name, const std::vector<std::uint32_t>& places) {
   const NamePattern pattern(name);
   ExpertSource source;

@@ -21,7 +21,7 @@ constexpr int kMaxDepth = 12;
 }  // namespace
 
 json parse_bounded_json(std::string_view text) {
-  // The parser takes a zero byte for the end of its input.
+  // The parser would treat a zero byte as the end of its input.
   if (text.find('\0') != std::string_view::npos) corrupt("a zero byte in JSON");
   std::vector<std::set<std::string>> keys;
   const auto check = [&](int depth, json::parse_event_t event, json& parsed) {

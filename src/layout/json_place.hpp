@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Reading JSON that nobody has looked at: bounded depth, no key twice, and every error names its place.
+// Reads untrusted JSON: with bounded depth, without repeated keys, and with the place in every error.
 
 #include <cstdint>
 #include <initializer_list>
@@ -17,13 +17,13 @@ namespace sparsecast {
 /// Throws Error{kCorrupt} for text that is not JSON, nests too deeply or has a key twice in an object.
 nlohmann::json parse_bounded_json(std::string_view text);
 
-/// A value and how one gets there. Refers to its parent, which outlives it.
+/// A JSON value and its path. Refers to its parent, which must outlive it.
 class JsonPlace {
  public:
   explicit JsonPlace(const nlohmann::json& root) : value_(root) {}
 
   const nlohmann::json& value() const { return value_; }
-  /// "cuts[3].tensors"; empty for the root.
+  /// Returns the path, such as "cuts[3].tensors"; empty for the root.
   std::string path() const;
   /// Throws Error{kCorrupt} with the path as its context.
   [[noreturn]] void fail(const std::string& fault) const;
@@ -31,11 +31,11 @@ class JsonPlace {
   /// Requires an object with no other keys.
   void check_keys(std::initializer_list<std::string_view> known) const;
   bool has(const char* key) const;  ///< Requires an object.
-  /// Requires that there is one.
+  /// Returns the member with this key. Throws if there is none.
   JsonPlace at(const char* key) const;
   std::size_t size() const;  ///< Requires an array.
   JsonPlace operator[](std::size_t index) const;
-  /// The member of an object whose key is `key`, which outlives the place.
+  /// Returns the member with this key; `key` must outlive the place.
   JsonPlace member(const std::string& key) const;
 
   const std::string& text() const;
@@ -50,11 +50,11 @@ class JsonPlace {
 
   const nlohmann::json& value_;
   const JsonPlace* parent_ = nullptr;
-  std::string_view key_;  ///< Empty: an element of an array.
+  std::string_view key_;  ///< Empty for an element of an array.
   std::size_t index_ = 0;
 };
 
-/// Lets errors from below say where in the file their cause is.
+/// Runs call() and adds the place in the file to its errors.
 template <class Call>
 void at_place(const JsonPlace& place, const Call& call) {
   try {

@@ -22,7 +22,7 @@ std::uint64_t Box::elements() const noexcept {
     if (size == 0) return 0;
   }
   for (const std::uint64_t size : extent) {
-    // Boxes that nobody has validated may be any size.
+    // Boxes that are not validated yet may have any size.
     if (size > std::numeric_limits<std::uint64_t>::max() / product) return std::numeric_limits<std::uint64_t>::max();
     product *= size;
   }
@@ -56,7 +56,7 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
 
 std::string to_string(const Box& box) {
   std::string text = "[";
-  // Errors print boxes that nobody has validated, of other numbers of offsets than extents too.
+  // Errors print boxes that are not validated, which may have different numbers of offsets and extents.
   for (std::size_t d = 0; d < std::min(box.offset.size(), box.extent.size()); ++d) {
     text += fmt::format("{}{}:{}", d == 0 ? "" : ",", box.offset[d], box.offset[d] + box.extent[d]);
   }
@@ -71,7 +71,7 @@ std::string tied_context(const TiedTensor& tie) {
   return fmt::format("tie of '{}' to '{}'", excerpt(tie.alias), excerpt(tie.original));
 }
 
-/// The rules that a single rank keeps.
+/// Checks the rules for a single rank.
 class RankCheck {
  public:
   RankCheck(const TensorTable& table, std::span<const std::uint32_t> originals, const RankLayout& rank,
@@ -89,7 +89,7 @@ class RankCheck {
       const std::string fault = find_fault(rank_.shards[s], s, views);
       if (!fault.empty()) fail(fault, s);
     }
-    // Views come in the order of their shards, so the two can be sorted by local tensor as one.
+    // Views are in the order of their shards, so sorting the views by local tensor also groups the shards.
     std::sort(views.begin(), views.end(), [this](const MemoryView& a, const MemoryView& b) {
       return std::tuple(local_of(a), a.first, a.dims, a.shard) < std::tuple(local_of(b), b.first, b.dims, b.shard);
     });
@@ -127,7 +127,8 @@ class RankCheck {
     throw Error(ErrorCode::kUsage, fault, context);
   }
 
-  /// The first rule that a shard alone breaks, or an empty string and the shard's view.
+  /// Returns the first rule that the shard breaks on its own. If there is none, adds the shard's view and returns an
+  /// empty string.
   std::string find_fault(const Shard& shard, std::uint32_t s, std::vector<MemoryView>& views) const {
     if (shard.tensor >= table_.size()) return fmt::format("tensor {} of {}", shard.tensor, table_.size());
     if (shard.local >= rank_.tensors.size()) {
@@ -192,7 +193,7 @@ class RankCheck {
 
   const std::string& name_of(std::uint32_t s) const { return table_[rank_.shards[s].tensor].name; }
 
-  /// Two shards on the same memory.
+  /// Checks two shards on the same memory: they must be the same elements of tied tensors.
   void check_same_elements(std::uint32_t first, std::uint32_t second) const {
     const Shard& a = rank_.shards[first];
     const Shard& b = rank_.shards[second];
@@ -214,7 +215,8 @@ class RankCheck {
   OverlapBudget& budget_;
 };
 
-/// Returns the end of its ties for each tensor. Throws Error{kUsage} for ties that are none: see Layout.
+/// Returns, for each tensor, the original at the end of its chain of ties. Throws Error{kUsage} for invalid ties (see
+/// Layout).
 std::vector<std::uint32_t> resolve_ties(const TensorTable& table, std::span<const TiedTensor> ties) {
   std::vector<std::uint32_t> next(table.size());
   std::iota(next.begin(), next.end(), 0u);
@@ -304,7 +306,7 @@ const std::vector<LocalTensor>& local_tensors(const Layout& layout, std::size_t 
 
 namespace {
 
-/// data_of(i) returns the address of local tensor i.
+/// Returns references to the local tensors of a rank. data_of(i) must return the address of local tensor i.
 template <class DataOf>
 std::vector<TensorRef> local_refs(const Layout& layout, std::size_t rank, std::size_t given, int device,
                                   const DataOf& data_of) {

@@ -79,7 +79,7 @@ LayoutBuilder& LayoutBuilder::nodes(const std::string& prefix, std::size_t ranks
 
 LayoutBuilder& LayoutBuilder::tensor(TensorSpec spec) {
   if (state_->specs.size() >= TensorTable::kMaxTensors) throw Error(ErrorCode::kUsage, "too many tensors");
-  // A table's constructor knows the rules, and names the tensor that breaks one.
+  // TensorTable's constructor checks the rules and names the tensor that breaks one.
   const TensorTable alone({spec});
   if (spec.shape.size() > kMaxLayoutDims) {
     throw Error(ErrorCode::kUsage,

@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint32_t kMagic = 0x594C4353;  // "SCLY"
 constexpr std::uint32_t kVersion = 1;
 constexpr std::uint64_t kMaxContentBytes = std::uint64_t{1} << 30;
-/// A zstd block makes at most 128 KiB of at least 3 bytes.
+/// Bound on the ratio of decompression: a zstd block of at least 3 bytes expands to at most 128 KiB.
 constexpr std::uint64_t kMaxExpansion = std::uint64_t{1} << 16;
 constexpr int kLevel = 3;
 
@@ -57,7 +57,7 @@ class Reader {
     return bytes_.subspan(offset_ - size, size);
   }
   std::uint8_t byte() { return std::to_integer<std::uint8_t>(take(1)[0]); }
-  /// Accepts only the shortest form of a number: a layout has one content.
+  /// Reads a number. Accepts only its shortest form, so that a layout has only one encoding.
   std::uint64_t number() {
     std::uint64_t value = 0;
     for (unsigned shift = 0; shift < 64; shift += 7) {
@@ -76,7 +76,7 @@ class Reader {
     if (value >= limit) fail(fmt::format("{} {} of {}", what, value, limit));
     return static_cast<std::uint32_t>(value);
   }
-  /// Returns the number of things that follow, of at least `least_bytes` each.
+  /// Returns the number of items that follow, each of at least `least_bytes` bytes.
   std::size_t count(std::uint64_t limit, std::size_t least_bytes, const char* what) {
     const std::uint64_t value = number();
     if (value > limit) fail(fmt::format("{} {} are over the limit", value, what));

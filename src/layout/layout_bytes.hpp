@@ -5,7 +5,7 @@
 
 namespace sparsecast {
 
-/// The content of a layout, the same for equal layouts:
+/// Returns the content of a layout, the same for equal layouts:
 ///   u32 bytes of the table, the table as TensorTable::serialize has it; ties (count; names of alias and original);
 ///   ranks (count), each: node, local tensors (count; name, u8 dtype, elements), shards (count; tensor, local, u8
 ///   has_base, first, then of each dimension offset, extent and stride).

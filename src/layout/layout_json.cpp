@@ -104,7 +104,7 @@ Layout read_form(const JsonPlace& root, const LayoutFileOptions& options) {
   return read_explicit_layout(root);
 }
 
-/// The explicit form as text, without an object for each value.
+/// Writes the explicit form as text, without an object for each value.
 class JsonWriter {
  public:
   explicit JsonWriter(const Layout& layout) : layout_(layout) {}
@@ -164,8 +164,7 @@ Layout parse_layout_json(std::string_view json, const std::string& name, const L
     const nlohmann::json root = parse_bounded_json(json);
     return read_form(JsonPlace(root), options);
   } catch (const Error& error) {
-    // A refusal by a layout's rules is the file's fault when the file is read as it stands, and the caller's when it
-    // is scaled down.
+    // If a layout breaks its rules, the file is at fault if it is read unchanged, and the caller if it is scaled down.
     const bool fault_of_file = error.code() == ErrorCode::kUsage && options.scale_down == 1;
     const ErrorCode code = fault_of_file ? ErrorCode::kCorrupt : error.code();
     throw Error(code, error.message(), error.context()).within(name);

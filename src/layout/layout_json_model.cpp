@@ -25,7 +25,7 @@ std::optional<std::uint64_t> parse_number(std::string_view text) {
   return value;
 }
 
-/// Returns at least one piece; pieces may be empty.
+/// Splits the text at each separator. Returns at least one piece; pieces may be empty.
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> pieces;
   for (;;) {
@@ -36,7 +36,7 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
-/// "scalable" of a size or a repeat: false, true, or the most by which it is divided.
+/// Returns the divisor of a size or a repeat from its "scalable": false, true, or the largest divisor.
 std::uint64_t scale_of(const JsonPlace& place, std::uint64_t scale_down) {
   if (!place.has("scalable")) return 1;
   const JsonPlace scalable = place.at("scalable");
@@ -46,7 +46,7 @@ std::uint64_t scale_of(const JsonPlace& place, std::uint64_t scale_down) {
   return std::min(scale_down, most);
 }
 
-/// A name that an expression can use.
+/// Checks that an expression can use the name.
 void check_name(const std::string& name, const JsonPlace& place) {
   const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
   const auto allowed = [&](char c) { return letter(c) || (c >= '0' && c <= '9'); };

@@ -21,13 +21,13 @@ using Assignment = std::vector<std::pair<std::string, std::uint32_t>>;
 /// The values that each variable takes, ascending.
 using Values = std::map<std::string, std::vector<std::uint32_t>>;
 
-/// Every assignment of these variables, the last one fastest.
+/// Calls `call` for every assignment of these variables; the last variable changes fastest.
 void for_each_assignment(const std::vector<std::string>& variables, const Values& values,
                          const std::function<void(const Assignment&)>& call);
 /// Returns the name with these variables replaced.
 std::string assigned(const std::string& pattern, const Assignment& assignment);
 
-/// "0-3,7", or an array of numbers; each below `limit`, at most `limit` of them.
+/// Reads "0-3,7" or an array of numbers. Each must be below `limit`, and there may be at most `limit`.
 std::vector<std::uint32_t> read_indices(const JsonPlace& place, std::uint64_t limit);
 
 /// The declarations in the model's part of a rule-based file, scaled down: sizes, repeats and tensors.
@@ -42,19 +42,20 @@ class LayoutModel {
   };
   struct Repeat {
     std::uint32_t declared = 0;
-    std::vector<std::uint32_t> kept;  ///< All, unless it is scaled down.
+    std::vector<std::uint32_t> kept;  ///< Values that are kept: all, unless the repeat is scaled down.
   };
 
   LayoutModel(const JsonPlace& root, std::uint64_t scale_down);
 
   const std::vector<ModelTensor>& tensors() const noexcept { return tensors_; }
-  /// Index of the tensor that is declared with this name; fails at `place` when there is none.
+  /// Returns the index of the tensor declared with this name. Throws with `place` if there is none.
   std::size_t find(const std::string& name, const JsonPlace& place) const;
-  /// Fails at `place` when there is none.
+  /// Returns the repeat with this name. Throws with `place` if there is none.
   const Repeat& repeat(const std::string& name, const JsonPlace& place) const;
-  /// A number, or sums of products of numbers and names of sizes and repeats: "heads*nope+heads*rope".
+  /// Evaluates a number, or a sum of products of numbers and names of sizes and repeats, such as
+  /// "heads*nope+heads*rope".
   std::uint64_t evaluate(const JsonPlace& place) const;
-  /// Adds every tensor.
+  /// Adds every tensor to the builder.
   void declare(LayoutBuilder& builder) const;
 
  private:
@@ -69,10 +70,10 @@ class LayoutModel {
   std::map<std::string, std::size_t, std::less<>> by_name_;
 };
 
-/// The form of docs/layout-format.md that names rules (layout_json_rules.cpp). Errors have the place as their context.
+/// Reads the rule-based form of docs/layout-format.md (layout_json_rules.cpp). Errors have the place as their context.
 Layout read_rules_layout(const JsonPlace& root, const LayoutFileOptions& options);
 
-/// The dtype that a string names.
+/// Returns the dtype that a string names.
 DType read_dtype(const JsonPlace& place);
 
 }  // namespace sparsecast

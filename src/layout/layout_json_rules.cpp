@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The rule-based form: the model's tensors, the mesh, and cuts that name a builder's rule.
+// Reads the rule-based form: the model's tensors, the mesh, and cuts that name a rule of the builder.
 
 #include <fmt/format.h>
 
@@ -29,7 +29,7 @@ Axes read_axes(const JsonPlace& place) {
   return axes;
 }
 
-/// Fields that the rule would ignore are mistakes.
+/// Throws for fields that the rule would ignore.
 void check_fields(const JsonPlace& place, const std::string& name, Cut::Rule rule) {
   const bool heads = rule == Cut::Rule::kLinearQkv || rule == Cut::Rule::kQkvProj;
   const bool cuts = rule != Cut::Rule::kReplicate && name != "shard";
@@ -43,7 +43,7 @@ void check_fields(const JsonPlace& place, const std::string& name, Cut::Rule rul
   }
 }
 
-/// "rule" of a cut, and the fields that go with it.
+/// Reads "rule" of a cut, and the fields that belong to it.
 Cut read_cut(const JsonPlace& place, const LayoutModel& model) {
   const std::map<std::string, Cut::Rule> rules{{"replicate", Cut::Rule::kReplicate},
                                                {"shard", Cut::Rule::kShard},
@@ -82,7 +82,7 @@ Cut read_cut(const JsonPlace& place, const LayoutModel& model) {
   return cut;
 }
 
-/// "where" of a cut.
+/// Reads "where" of a cut.
 Where read_where(const JsonPlace& place) {
   Where where;
   if (!place.value().is_object()) place.fail("this is not an object");
@@ -95,15 +95,15 @@ Where read_where(const JsonPlace& place) {
 /// "experts" of a cut.
 class ExpertsEntry {
  public:
-  /// `canonically_stacked`: the experts are one tensor, whose first dimension counts only those that are kept.
+  /// If `canonically_stacked` is true, the experts are one tensor whose first dimension counts only the kept experts.
   ExpertsEntry(const JsonPlace& place, const LayoutModel& model, bool canonically_stacked);
 
-  /// Returns the experts of a local tensor of these variables; a map may be given for each layer.
+  /// Returns the experts of a local tensor with these variables. The file may give a map for each layer.
   Experts of(const Assignment& assignment) const;
 
  private:
   std::vector<std::uint32_t> read_map(const JsonPlace& place) const;
-  /// Returns the experts that scaling down has left, as the builder counts them.
+  /// Returns the experts that are kept after scaling down, in the builder's numbering.
   std::vector<std::uint32_t> kept_of(const std::vector<std::uint32_t>& experts) const;
 
   const LayoutModel::Repeat& repeat_;
@@ -201,7 +201,7 @@ class Stages {
     }
   }
 
-  /// Adds the condition that a name with these variables has.
+  /// Adds to `where` the condition for a name with these variables.
   void restrict(const Assignment& assignment, Where& where) const {
     for (const auto& [variable, value] : assignment) {
       if (axis_.empty() || variable != repeat_) continue;
@@ -243,7 +243,7 @@ class CutReader {
     }
   }
 
-  /// Fails for a tensor that nobody holds, unless it is another's alias.
+  /// Throws if no rank holds a tensor, unless it is an alias of another tensor.
   void check_all_taken() const {
     for (std::size_t t = 0; t < taken_.size(); ++t) {
       if (taken_[t] || missing_[t].empty()) continue;
@@ -252,7 +252,7 @@ class CutReader {
   }
 
  private:
-  /// The first instance that is no alias; empty when all are, or when there are none.
+  /// Returns the first instance that is not an alias; empty if all are, or if there are none.
   static std::string first_missing(const LayoutModel::ModelTensor& tensor, const std::set<std::string>& aliases) {
     std::string missing;
     for_each_assignment(tensor.variables, tensor.values, [&](const Assignment& assignment) {
@@ -262,7 +262,8 @@ class CutReader {
     return missing;
   }
 
-  /// Every tensor that matches, that no earlier cut has and that is no alias, each in a local tensor of its own name.
+  /// Places every matching tensor that no earlier cut has placed and that is not an alias. Each gets a local tensor
+  /// with its own name.
   void read_wildcard(const JsonPlace& place, const JsonPlace& names) {
     if (place.has("local")) place.at("local").fail("tensors of a pattern keep their names");
     std::vector<std::size_t> matching;
@@ -313,7 +314,7 @@ class CutReader {
   const Stages& stages_;
   LayoutBuilder& builder_;
   std::vector<bool> taken_;
-  std::vector<std::string> missing_;  ///< First instance of every tensor to need a cut; empty when none does.
+  std::vector<std::string> missing_;  ///< For every tensor, the first instance that needs a cut; empty if none does.
 };
 
 std::set<std::string> read_ties(const JsonPlace& place, LayoutBuilder& builder) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Overlaps are found by sweeps. Most views of a local tensor are runs that follow one another: sorting them is enough.
-// Those whose ranges meet are mostly columns of a matrix: cut at the largest stride into rows, each is a rectangle, and
-// a sweep over the rows looks only at rectangles of neighbouring columns. Pairs whose rectangles meet are decided
+// Overlaps are found by sweeps. Most views of a local tensor are disjoint runs, for which sorting is enough. Views
+// whose ranges intersect are mostly columns of a matrix. Cut at the largest stride into rows, each is a rectangle, and
+// a sweep over the rows compares only rectangles of neighbouring columns. Pairs whose rectangles intersect are tested
 // exactly.
 
 #include "layout/memory_view.hpp"
@@ -21,7 +21,7 @@ namespace {
 using Dim = MemoryView::Dim;
 using Pair = std::pair<std::uint32_t, std::uint32_t>;
 
-/// One stride of the equation below: a multiple of it between two bounds.
+/// A term of the equation below: a stride times a factor between two bounds.
 struct Term {
   std::int64_t stride = 0;
   std::int64_t least = 0;
@@ -30,7 +30,8 @@ struct Term {
 
 std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
-/// Tests whether the difference of two views' first elements is a difference of their offsets.
+/// Tests whether two views share an element: whether the difference of their first elements is a difference of their
+/// offsets.
 class PairTest {
  public:
   PairTest(const MemoryView& a, const MemoryView& b, OverlapBudget& budget) : budget_(budget) {
@@ -79,7 +80,7 @@ class PairTest {
   bool overlap_ = false;
 };
 
-/// Rows and columns [begin, end) in which (part of) a view lies.
+/// Rows and columns [begin, end) that contain (part of) a view.
 struct Rectangle {
   std::uint64_t row_begin = 0;
   std::uint64_t row_end = 0;
@@ -88,11 +89,11 @@ struct Rectangle {
   const MemoryView* view = nullptr;
 };
 
-/// The view in rows of `width` elements, counted from element `base`.
+/// Adds the rectangles of a view for rows of `width` elements, counted from element `base`.
 void add_rectangles(const MemoryView& view, std::uint64_t base, std::uint64_t width, std::vector<Rectangle>& out) {
   const bool rows = view.rank > 0 && view.dims[0].stride == width;
   const std::uint64_t extent = rows ? view.dims[0].extent : 1;
-  // Elements from the first to the last of what one step along the rows has.
+  // Number of elements from the first to the last in one row.
   const std::uint64_t reach = view.last - view.first + 1 - (rows ? (extent - 1) * width : 0);
   const std::uint64_t row = (view.first - base) / width;
   const std::uint64_t column = (view.first - base) % width;
@@ -104,7 +105,7 @@ void add_rectangles(const MemoryView& view, std::uint64_t base, std::uint64_t wi
   if (end % width != 0) out.push_back({row + full, row + full + extent, 0, end % width, &view});
 }
 
-/// Rectangles that share a row, by their first column.
+/// Rectangles that share a row, ordered by their first column.
 class Active {
  public:
   void leave_before(std::uint64_t row) {
@@ -117,7 +118,7 @@ class Active {
     widest_ = std::max(widest_, rectangle.end - rectangle.begin);
     ends_.emplace(rectangle.row_end, by_column_.emplace(rectangle.begin, rectangle));
   }
-  /// The first view that has an element of the rectangle's view.
+  /// Returns the first view that shares an element with the rectangle's view.
   const MemoryView* overlapping(const Rectangle& rectangle, OverlapBudget& budget) const {
     const std::uint64_t from = rectangle.begin > widest_ ? rectangle.begin - widest_ : 0;
     for (auto it = by_column_.lower_bound(from); it != by_column_.end() && it->first < rectangle.end; ++it) {
@@ -140,7 +141,7 @@ class Active {
   std::uint64_t widest_ = 0;
 };
 
-/// Finds two views that share an element among views whose ranges meet.
+/// Finds two views that share an element among views whose ranges intersect.
 std::optional<Pair> find_overlap_in(std::span<const MemoryView> views, OverlapBudget& budget) {
   std::uint64_t width = 1;
   for (const MemoryView& view : views) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which elements of a local tensor a shard lies on, and whether those of two shards meet.
+// Finds which elements of a local tensor a shard covers, and whether two shards overlap.
 
 #include <array>
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace sparsecast {
 
-/// The elements of a local tensor that a shard covers, whatever their order: the sums of `first` and a multiple (below
-/// the extent) of each stride. Strides fall, each is over the reach of all smaller ones (so no element comes twice),
-/// and neighbours that make one run are one dimension: equal sets of elements are equal views.
+/// The set of elements of a local tensor that a shard covers: all sums of `first` and, for each dimension, its stride
+/// times a factor below its extent. Strides descend. Each is larger than the reach of all smaller strides together, so
+/// no element occurs twice. Adjacent dimensions that form one run are merged, so equal sets have equal views.
 struct MemoryView {
   struct Dim {
     std::uint64_t extent = 1;
@@ -31,18 +31,19 @@ struct MemoryView {
   bool same_memory(const MemoryView& other) const { return first == other.first && dims == other.dims; }
 };
 
-/// Returns nothing for strides that would let two elements share a place, or that no tensor of strides has. The
-/// shard's box is not empty, its strides are not negative, and its addresses are below 2^47.
+/// Returns the view of a shard, or nothing for strides that could let two elements share an address, or that no strided
+/// tensor has. The shard's box must not be empty, its strides must not be negative, and its addresses must be below
+/// 2^47.
 std::optional<MemoryView> memory_view(const Shard& shard);
 
-/// The steps that the search for overlaps may still take; it throws Error{kUsage} when they are spent. Views of real
-/// tensors need a few steps each.
+/// The number of steps that the search for overlaps may still take. The search throws Error{kUsage} when they are used
+/// up. Views of real tensors need a few steps each.
 struct OverlapBudget {
   std::uint64_t steps = std::uint64_t{1} << 27;
   void spend();
 };
 
-/// Two of the views that share an element, if any do. All are of one local tensor, and no two are the same memory.
+/// Returns two of the views that share an element, if any do. All views must be of one local tensor, and no two equal.
 std::optional<std::pair<std::uint32_t, std::uint32_t>> find_overlap(std::vector<MemoryView> views,
                                                                     OverlapBudget& budget);
 

@@ -28,7 +28,8 @@ std::size_t size_of(const Mesh& mesh) {
   return size;
 }
 
-constexpr std::size_t kMaxAxes = 16;  // Of a mesh, and meshes: each axis has a number for every rank.
+// Most axes of a mesh, and most meshes. They are limited because each axis stores a number for every rank.
+constexpr std::size_t kMaxAxes = 16;
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Names with variables, and wildcards.
+// Name patterns with variables, and wildcards.
 
 #include <fmt/format.h>
 
@@ -20,13 +20,13 @@ namespace sparsecast {
 /// A name with variables in braces: "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight".
 class NamePattern {
  public:
-  /// Throws Error{kUsage} for a brace without its counterpart, or nothing between the two.
+  /// Throws Error{kUsage} for an unbalanced brace or empty braces.
   explicit NamePattern(std::string_view text);
 
   bool uses(std::string_view variable) const;
-  /// The name with one variable replaced; others stay as they are, in braces.
+  /// Returns the name with one variable replaced. Other variables stay in their braces.
   std::string with(std::string_view variable, std::uint32_t value) const;
-  /// Every variable once, in the order of the text.
+  /// Returns every variable once, in the order of the text.
   std::vector<std::string> variables() const;
 
  private:
@@ -80,7 +80,8 @@ inline std::vector<std::string> NamePattern::variables() const {
   return names;
 }
 
-/// '*' stands for any characters, '?' for one; the time is bounded by the product of the lengths.
+/// Returns whether `text` matches: '*' stands for any characters, '?' for one. Takes time up to the product of the
+/// lengths.
 inline bool matches_wildcard(std::string_view pattern, std::string_view text) {
   std::size_t p = 0;
   std::size_t t = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// CPU implementation of sparsecast/quantize.hpp. A task is a row of blocks.
+// CPU implementation of sparsecast/quantize.hpp. A task of a thread is one row of blocks.
 
 #include <fmt/format.h>
 
@@ -76,7 +76,7 @@ void check_shard(const MatrixShard& shard) {
 
 std::uint64_t end_of(const MatrixShard& shard, unsigned d) { return shard.offset[d] + shard.extent[d]; }
 
-/// Returns the first dimension in which an edge of the shard cuts a block; 2 when there is none.
+/// Returns the first dimension in which an edge of the shard cuts a block, or 2 if there is none.
 unsigned cut_dim(const MatrixShard& shard) {
   if (shard.extent[0] == 0 || shard.extent[1] == 0) return 2;
   for (unsigned d = 0; d < 2; ++d) {
@@ -216,7 +216,7 @@ void store_scale(QuantScale format, void* scales, std::size_t index, std::uint32
   }
 }
 
-/// Returns the global scale to use, and writes it where it is computed anew.
+/// Returns the global scale to use, and writes it to the result if this call computes it.
 template <class Element>
 float global_scale(const QuantizePlan& plan, const QuantizedShard& out, const GivenAmax& amax) {
   if (plan.scale != QuantScale::kE4M3) return 1.0F;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Arithmetic of quantisation (sparsecast/quantize.hpp), shared by host and device: integer operations, and fp32
-// operations that both round in the same way. No NaN is computed with, because its bits differ between machines.
+// Arithmetic of quantisation (sparsecast/quantize.hpp), shared by host and device. It uses integer operations, and fp32
+// operations that host and device round in the same way. It never computes with NaNs, because their bits differ between
+// machines.
 
 #include <bit>
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace sparsecast {
 
 inline constexpr std::uint32_t kF32Infinity = 0x7F800000;
 
-/// Conversion of a source's bits to the fp32 bits of the same value.
+/// Converts a source's bits to the fp32 bits of the same value.
 struct BF16Bits {
   using Word = std::uint16_t;
   SPARSECAST_HD static std::uint32_t to_f32(Word bits) { return std::uint32_t{bits} << 16; }
@@ -51,7 +52,7 @@ struct E4M3 {
   static constexpr float kMost = 448.0F;
   static constexpr bool kHasNaN = true;
   static constexpr std::uint8_t kZero = 0;
-  /// Infinities and NaNs become NaN.
+  /// Returns the code of an element. Infinities and NaNs become NaN.
   SPARSECAST_HD static std::uint8_t of(std::uint32_t f32) {
     const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
     std::uint32_t code = 0;
@@ -84,7 +85,7 @@ struct E2M1 {
   static constexpr std::uint8_t kZero = 0;
   SPARSECAST_HD static std::uint8_t of(std::uint32_t f32) {
     const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
-    // Comparisons with the middles between values, without branches, as codes are hard to predict. Ties go to even
+    // Compares with the midpoints between values. Branch-free, because codes are hard to predict. Ties go to even
     // codes.
     const std::uint32_t code = std::uint32_t{magnitude > 0x3E800000U} + std::uint32_t{magnitude >= 0x3F400000U} +
                                std::uint32_t{magnitude > 0x3FA00000U} + std::uint32_t{magnitude >= 0x3FE00000U} +
@@ -102,13 +103,13 @@ struct Int4 {
   SPARSECAST_HD static std::uint8_t of(std::uint32_t f32) {
     const float value = std::bit_cast<float>(f32);
     const float clamped = value < -8.0F ? -8.0F : value > 7.0F ? 7.0F : value;
-    // At 1.5 * 2^23 an ulp is 1, so that the sum is rounded to an integer, whose low bits it holds.
+    // At 1.5 * 2^23 an ulp is 1, so the addition rounds to an integer, whose low bits are the low bits of the sum.
     return static_cast<std::uint8_t>((std::bit_cast<std::uint32_t>(clamped + 0x1.8p23F) & 0xFU) ^ 8U);
   }
 };
 
-/// Returns the magnitude that counts for amax. Magnitudes are ordered like their bits, so that the maximum is one of
-/// integers and does not depend on the order of reduction.
+/// Returns the bits of the magnitude that counts for amax. Magnitudes are ordered like their bits, so the maximum is an
+/// integer maximum, which does not depend on the order of reduction.
 template <class Element>
 SPARSECAST_HD std::uint32_t counted_magnitude(std::uint32_t f32) {
   const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
@@ -116,7 +117,7 @@ SPARSECAST_HD std::uint32_t counted_magnitude(std::uint32_t f32) {
   return Element::kHasNaN ? 0 : kF32Infinity;
 }
 
-/// A scale as it is stored, and the number by which elements are divided; 0 where the scale is NaN.
+/// A scale as it is stored, and the divisor of the elements, which is 0 if the scale is NaN.
 struct BlockScale {
   std::uint32_t bits = 0;
   float divisor = 0.0F;
@@ -135,11 +136,11 @@ SPARSECAST_HD std::uint32_t nan_of(QuantScale format) {
   }
 }
 
-/// Returns the biased exponent of a scale that is a power of two, 0 to 253: 0 means 2^-127 or less.
+/// Returns the biased exponent, 0 to 253, of a power-of-two scale; 0 means 2^-127 or less.
 template <class Element>
 SPARSECAST_HD std::uint32_t power_of_amax(ScaleRounding rounding, std::uint32_t amax) {
   constexpr auto kMost = std::bit_cast<std::uint32_t>(Element::kMost);
-  // What is added to the fraction carries into the exponent where the power is rounded up.
+  // Added to the fraction, so that it carries into the exponent if the power is rounded up.
   std::uint32_t carry = 0;
   if (rounding == ScaleRounding::kPowerRound) carry = 1U << 21;
   if (rounding == ScaleRounding::kPowerUp) carry = 0x7FFFFFU - (kMost & 0x7FFFFFU);
@@ -175,7 +176,7 @@ SPARSECAST_HD BlockScale scale_of_amax(QuantScale format, ScaleRounding rounding
   return {format == QuantScale::kBF16 ? bits >> 16 : bits, std::bit_cast<float>(bits)};
 }
 
-/// Returns `scale` where it can be one: positive and finite. Otherwise 1.
+/// Returns `scale` if it is positive and finite, otherwise 1.
 SPARSECAST_HD float usable_global_scale(float scale) {
   return std::bit_cast<std::uint32_t>(scale) - 1U < kF32Infinity - 1U ? scale : 1.0F;
 }

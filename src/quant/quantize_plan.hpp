@@ -22,7 +22,7 @@ struct QuantizePlan {
   std::uint64_t extent[2] = {};     ///< Extent of the shard.
   std::int64_t strides[2] = {};     ///< Strides of the source, in elements.
   std::uint64_t block[2] = {};      ///< Extent of a block.
-  std::uint64_t first_cut[2] = {};  ///< Elements of the first block that lie before the shard.
+  std::uint64_t first_cut[2] = {};  ///< Elements of the first block that are before the shard.
   std::uint64_t grid[2] = {};       ///< Number of blocks that the shard touches.
   QuantElement element = QuantElement::kE4M3;
   QuantScale scale = QuantScale::kF32;
@@ -36,13 +36,13 @@ struct QuantizePlan {
   }
 };
 
-/// Returns the bytes of a scale.
+/// Returns the size of a scale in bytes.
 inline std::size_t scale_size(QuantScale scale) {
   return scale == QuantScale::kF32 ? 4 : scale == QuantScale::kBF16 ? 2 : 1;
 }
 
 /// Check the shard and the pointers, without reading the memory; throw as sparsecast/quantize.hpp describes. A null
-/// pointer is an error where the shard has elements.
+/// pointer is an error if the shard has elements.
 QuantizePlan plan_amax(const MatrixShard& shard, const void* source, const float* amax);
 QuantizePlan plan_quantization(const MatrixShard& shard, const void* source, const QuantizedShard& out,
                                const GivenAmax& amax);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Objects as files. Visibility and durability are those of FileSystem: a file appears whole under its name (rename, or
-// link where it must not replace), after its bytes have been synced and before the call returns its directory is.
+// Stores objects as files. Visibility and durability are those of FileSystem: a file appears complete under its name
+// (by rename, or by link if it must not replace another), after its bytes have been synced. Its directory is synced
+// before the call returns.
 
 #include <fmt/format.h>
 
@@ -99,7 +100,7 @@ class DirectoryStore : public ObjectStore {
     try {
       fs_.remove(path);
     } catch (const Error&) {
-      if (fs_.exists(path)) throw;  // Otherwise another collector was faster.
+      if (fs_.exists(path)) throw;  // Otherwise another collector has removed it.
     }
     fs_.sync_directory(parent_directory(path));
   }
@@ -112,7 +113,7 @@ class DirectoryStore : public ObjectStore {
     return root_ + "/" + key;
   }
 
-  /// Returns the path of `key` after making all directories on the way, with durable names.
+  /// Returns the path of `key`, after creating all its directories durably.
   std::string writable_path(const std::string& key) {
     const std::string path = path_of(key);
     make_directories(parent_directory(path));
@@ -128,13 +129,13 @@ class DirectoryStore : public ObjectStore {
       make_directories(parent_directory(directory));
       fs_.make_directory(directory);
     }
-    // This also covers a directory that was there: its maker may have crashed before this.
+    // Also done for a directory that already existed, because its creator may have crashed before syncing.
     fs_.sync_directory(parent_directory(directory));
     const std::lock_guard lock(mutex_);
     known_directories_.insert(directory);
   }
 
-  /// A directory is no object: "commits" is absent where "commits/1" is.
+  /// Returns whether `path` is an object. A directory is not: "commits" is absent if "commits/1" exists.
   bool is_file(const std::string& path) { return fs_.exists(path) && !fs_.is_directory(path); }
 
   std::unique_ptr<File> open_if_there(const std::string& key) {
@@ -143,19 +144,20 @@ class DirectoryStore : public ObjectStore {
     try {
       return fs_.open(path, OpenMode::kRead);
     } catch (const Error&) {
-      if (!fs_.exists(path)) return nullptr;  // Removed in between.
+      if (!fs_.exists(path)) return nullptr;  // Removed meanwhile.
       throw;
     }
   }
 
-  /// Each directory once, though links lead there again, perhaps in a circle. `seen`: where all of them really are.
+  /// Lists each directory once, even if links lead to it again, possibly in a cycle. `seen` holds the resolved paths of
+  /// the directories listed.
   void collect(const std::string& below, const std::string& prefix, std::set<std::string>& seen,
                std::vector<StoredObject>& objects) {
     const std::string directory = below.empty() ? root_ : root_ + "/" + below;
     if (!fs_.is_directory(directory) || !seen.insert(fs_.resolved(directory)).second) return;
     for (const std::string& name : fs_.list(directory)) {
       const std::string key = below.empty() ? name : below + "/" + name;
-      if (!is_object_key(key)) continue;  // Not from here: "lost+found".
+      if (!is_object_key(key)) continue;  // Foreign files, such as "lost+found".
       if (!key.starts_with(prefix) && !prefix.starts_with(key + "/")) continue;
       if (fs_.is_directory(root_ + "/" + key)) {
         collect(key, prefix, seen, objects);

@@ -21,7 +21,7 @@ inline bool is_key_part(std::string_view part) {
   return !part.empty() && part != "." && part != ".." && std::all_of(part.begin(), part.end(), is_key_character);
 }
 
-/// Returns whether `key` is valid as object_store.hpp defines it; such a key never leads out of its store.
+/// Returns whether `key` is valid as object_store.hpp defines it; a valid key never leads outside its store.
 inline bool is_object_key(const std::string& key) {
   if (key.size() > kMaxKeyBytes) return false;
   std::string_view rest = key;

@@ -77,7 +77,7 @@ class XmlParser {
     return result;
   }
 
-  /// True when the element ends with its tag: <a/>.
+  /// Skips the attributes of a tag. Returns true if the element ends with its tag: <a/>.
   bool skip_attributes() {
     for (;;) {
       const bool space = skip_space();
@@ -300,7 +300,7 @@ std::chrono::system_clock::time_point parse_s3_time(std::string_view text) {
                                          std::chrono::day(number(8, 2, 1, 31))};
   if (!date.ok() || !text.ends_with('Z')) refuse("a time that is none");
   const std::chrono::seconds of_day{number(11, 2, 0, 23) * 3600U + number(14, 2, 0, 59) * 60U + number(17, 2, 0, 60)};
-  // Fractions do not matter for ages. Only as many years as nanoseconds can count.
+  // Fractions do not matter for ages. Years are limited by the range of 64-bit nanoseconds.
   if (date.year() >= std::chrono::year(2200)) refuse("a time that is too far off");
   return std::chrono::system_clock::time_point(std::chrono::duration_cast<std::chrono::system_clock::duration>(
       std::chrono::sys_days(date).time_since_epoch() + of_day));

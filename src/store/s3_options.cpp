@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file finds a bucket's address and its access keys. They come from the location, the environment and the files
-// that the AWS tools keep, in their order of precedence.
+// This file finds a bucket's address and its access keys. It takes them from the location, the environment and the
+// files of the AWS tools, with the same precedence as these tools.
 
 #include "store/s3_options.hpp"
 
@@ -31,7 +31,7 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-/// A comment within a line needs a blank before its sign: secrets may hold '#'.
+/// Returns the line without a trailing comment. The comment sign must follow a blank, because secrets may contain '#'.
 std::string_view without_comment(std::string_view text) {
   for (std::size_t i = 1; i < text.size(); ++i) {
     if ((text[i] == '#' || text[i] == ';') && is_blank(text[i - 1])) return text.substr(0, i);
@@ -39,7 +39,7 @@ std::string_view without_comment(std::string_view text) {
   return text;
 }
 
-/// Returns the name of a section as it is looked up: `profile "my team"` is `profile my team`.
+/// Returns the name under which a section is stored: `profile "my team"` becomes `profile my team`.
 std::string section_name(std::string_view text) {
   const std::size_t blank = std::min(text.find_first_of(" \t"), text.size());
   const std::string_view kind = text.substr(0, blank);
@@ -97,7 +97,7 @@ class IniParser {
   const std::string& path_;
   IniFile file_;
   std::map<std::string, std::string>* section_ = nullptr;
-  std::string outer_;  ///< The setting without a value that indented lines belong to.
+  std::string outer_;  ///< The setting without a value to which indented lines belong.
   std::size_t number_ = 0;
 };
 
@@ -123,8 +123,8 @@ bool is_name_char(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-/// Returns a path with the values of `$NAME` and `${NAME}` and with the home directory for a leading `~/`. What is not
-/// set stays as it is.
+/// Returns a path with the values of `$NAME` and `${NAME}` and with the home directory for a leading `~/`. Variables
+/// that are not set stay in the text.
 std::string expanded(const std::string& path, const Environment& environment) {
   std::string all;
   for (std::size_t i = 0; i < path.size();) {
@@ -151,7 +151,7 @@ class Settings {
         config_(read_file("AWS_CONFIG_FILE", "config")) {
     const auto named = first({variable("AWS_DEFAULT_PROFILE"), variable("AWS_PROFILE")});
     profile_ = named.value_or("default");
-    // The name of the default profile's section has no "profile" before it, but some tools write one.
+    // The section of the default profile has no "profile" before its name, but some tools write it.
     config_section_ = "profile " + profile_;
     if (profile_ == "default" && !config_.contains(config_section_)) config_section_ = profile_;
     if (named && !credentials_.contains(profile_) && !config_.contains(config_section_)) {
@@ -189,7 +189,7 @@ class Settings {
     return std::nullopt;
   }
 
-  /// Both keys come from one source: a key of one and a secret of another fit no account.
+  /// Takes both keys from one source, because a key and a secret from different sources do not match.
   void fill_keys(S3Options& options) const {
     if (take_keys(options, variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY"),
                   first({variable("AWS_SECURITY_TOKEN"), variable("AWS_SESSION_TOKEN")}), "the environment")) {
@@ -274,7 +274,7 @@ void require(bool holds, const std::string& sentence) {
   if (!holds) throw Error(ErrorCode::kUsage, sentence);
 }
 
-/// "http://host[:port][/path]", without user, query or fragment.
+/// Returns whether the text is "http://host[:port][/path]" (or https), without user, query or fragment.
 bool is_endpoint(const std::string& endpoint) {
   const std::string scheme = lower(endpoint.substr(0, 8));
   const std::size_t begin = scheme == "https://" ? 8 : scheme.starts_with("http://") ? 7 : 0;
@@ -292,7 +292,7 @@ void require_keys(const S3Options& options) {
       throw Error(ErrorCode::kUnauthenticated, "a key or token for S3 has blanks or other characters that none has");
     }
   }
-  // The two are handed to libcurl as "key:secret".
+  // Key and secret are passed to libcurl as "key:secret".
   if (options.access_key.find(':') != std::string::npos) {
     throw Error(ErrorCode::kUnauthenticated, "the access key id for S3 has a ':'");
   }

@@ -11,18 +11,18 @@
 
 namespace sparsecast {
 
-/// The value of an environment variable, or nullopt where it is not set or empty.
+/// Returns the value of an environment variable, or nullopt if it is not set or empty.
 using Environment = std::function<std::optional<std::string>(const char* name)>;
 
-/// S3Options::from_environment with the environment as an argument.
+/// Does the work of S3Options::from_environment, with the environment as an argument.
 S3Options s3_options_from(FileSystem& fs, const std::string& location, const Environment& environment);
 
-/// Throws Error{kUsage} for options that no request can be made from: a bucket, prefix, endpoint or region of other
-/// characters than they have, sizes and times out of range; kUnauthenticated for keys that are missing or have
-/// characters that no header can carry. No sentence holds a secret.
+/// Throws Error{kUsage} for options from which no request can be made: a bucket, prefix, endpoint or region with
+/// invalid characters, or sizes and times out of range. Throws kUnauthenticated for keys that are missing or have
+/// characters that a header cannot carry. Errors never contain a secret.
 void require_s3_options(const S3Options& options);
 
-/// Address of the objects of a bucket. Neither URL has a slash at the end.
+/// Addresses of a bucket's objects. Neither URL ends with a slash.
 struct S3Address {
   std::string bucket_url;   ///< "https://bucket.s3.eu-west-1.amazonaws.com", "http://127.0.0.1:8333/bucket".
   std::string object_root;  ///< URL of the bucket with the prefix.
@@ -31,13 +31,13 @@ struct S3Address {
 };
 S3Address s3_address(const S3Options& options);
 
-/// Sections of the files that the AWS tools keep (~/.aws/config, ~/.aws/credentials): section -> key -> value. Keys are
-/// in lower case, quotes around the name of a profile are left out, and indented lines after "s3 =" are the keys
-/// "s3.NAME". A section or key that comes twice: the last holds.
+/// Sections of the AWS tools' files (~/.aws/config, ~/.aws/credentials): section -> key -> value. Keys are in lower
+/// case, and quotes around the name of a profile are removed. Indented lines after "s3 =" become the keys "s3.NAME". If
+/// a section or key occurs twice, the last one counts.
 using IniFile = std::map<std::string, std::map<std::string, std::string>>;
 
-/// Error{kCorrupt} names `path` and the line of what is neither a section, nor a setting, nor a comment. Values are in
-/// no error: they may be secrets.
+/// Parses such a file. Throws Error{kCorrupt} naming `path` and the line for text that is neither a section, nor a
+/// setting, nor a comment. Errors never contain values, which may be secrets.
 IniFile parse_ini_file(std::string_view text, const std::string& path);
 
 }  // namespace sparsecast

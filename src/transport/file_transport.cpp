@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The transport for one delta: a file that is either whole or not there.
+// Transport of one delta as a file, which is either complete or does not exist.
 
 #include "sparsecast/sync.hpp"
 

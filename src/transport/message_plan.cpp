@@ -10,12 +10,12 @@ namespace {
 
 constexpr std::uint64_t kMark = 0x31'74'73'61'63'72'70'73;  // "sprcast1", little-endian.
 
-// Messages of at least this size travel alone: they are as fast as joined ones and save the copy.
+// Records of at least this size get a message of their own, which is as fast as joining and saves the copy.
 constexpr std::uint64_t kAloneBytes = std::uint64_t{256} << 10;
 constexpr std::uint64_t kJoinedBytes = std::uint64_t{16} << 20;
 
-// Enough to hide the latency between messages. What a lying size table makes a receiver allocate ahead of the data is
-// no more than a batch.
+// Enough to hide the latency between messages. A false size table makes a receiver allocate at most one batch before
+// data arrives.
 constexpr std::size_t kBatchMessages = 16;
 constexpr std::uint64_t kBatchBytes = std::uint64_t{256} << 20;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How a list of records becomes messages: a table of sizes, then few large messages. Both ends compute the same cut
-// from the same table, so that nothing but the table is ever interpreted. No MPI here.
+// How a list of records is sent as messages: a table of sizes, then few large messages. Both ends compute the same
+// messages from the table, which is the only data that they interpret. Independent of MPI.
 
 #include <array>
 #include <cstddef>
@@ -14,27 +14,27 @@
 
 namespace sparsecast {
 
-/// Limits of one broadcast. A receiver refuses more before it allocates anything for it.
+/// Limits of one broadcast. A receiver refuses a broadcast above them before it allocates memory.
 struct WireLimits {
   std::uint64_t piece_bytes = std::uint64_t{1} << 30;  ///< Most bytes of one message, at most 2^30: MPI counts are int.
   std::uint64_t max_records = std::uint64_t{1} << 22;
   std::uint64_t max_bytes = std::uint64_t{1} << 40;  ///< Most bytes of all records together.
 };
 
-/// The first message of a broadcast has a fixed size, so that a receiver needs to know nothing: mark, number of
-/// records, sum of their sizes, and as many of the sizes as fit. The others follow in messages of their own. 512 bytes
-/// are few enough for MPI to send them without asking the receivers first.
+/// The first message of a broadcast has a fixed size, so that a receiver needs to know nothing before. It holds a mark,
+/// the number of records, the sum of their sizes, and as many sizes as fit. The other sizes follow in separate
+/// messages. MPI sends 512 bytes without first asking the receivers (eagerly).
 inline constexpr std::size_t kOpeningFields = 3;
 inline constexpr std::size_t kOpeningSizes = 61;
 using Opening = std::array<std::uint64_t, kOpeningFields + kOpeningSizes>;
 
 Opening pack_opening(std::span<const std::uint64_t> sizes);
 
-/// Returns the sizes that the opening announces; those behind its end are still zero. Throws Error{kCorrupt} for
+/// Returns the sizes of all records. Sizes that do not fit in the opening are still zero. Throws Error{kCorrupt} for
 /// anything over the limits.
 std::vector<std::uint64_t> parse_opening(const Opening& opening, const WireLimits& limits);
 
-/// Throws Error{kCorrupt} unless the completed sizes add up to what the opening says.
+/// Throws Error{kCorrupt} unless the completed sizes add up to the sum in the opening.
 void check_sizes(const Opening& opening, std::span<const std::uint64_t> sizes);
 
 /// Bytes [offset, offset + bytes) of a record.
@@ -45,7 +45,7 @@ struct RecordPiece {
   friend bool operator==(const RecordPiece&, const RecordPiece&) = default;
 };
 
-/// One message: a single piece, which travels from and to its record directly, or many small records joined.
+/// One message: a single piece, sent and received in place in its record, or many small records joined.
 struct Message {
   std::vector<RecordPiece> pieces;
   std::uint64_t bytes = 0;

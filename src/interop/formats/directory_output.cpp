@@ -32,7 +32,7 @@ DirectoryOutput::~DirectoryOutput() {
     for (const std::string& name : fs_.list(staging_)) fs_.remove(path(name));
     fs_.remove(staging_);
   } catch (...) {
-    // Nothing more can be done here: what is left has a name that says what it is.
+    // Nothing more can be done here. The name of the remaining directory identifies it.
   }
 }
 

@@ -7,21 +7,21 @@
 
 namespace sparsecast {
 
-/// A directory of files that appears whole: it is filled under PATH.partial and renamed. The destructor removes what
-/// was not published.
+/// A directory of files that appears only once it is complete: it is filled as PATH.partial and then renamed. The
+/// destructor removes a directory that was not published.
 class DirectoryOutput {
  public:
-  /// Makes the parent when it is missing. Throws Error{kUsage} when there is anything at `path`, or left of an
-  /// interrupted attempt.
+  /// Creates the parent if it is missing. Throws Error{kUsage} if `path`, or the remains of an interrupted attempt,
+  /// exist.
   DirectoryOutput(FileSystem& fs, std::string path);
   ~DirectoryOutput();
   DirectoryOutput(const DirectoryOutput&) = delete;
   DirectoryOutput& operator=(const DirectoryOutput&) = delete;
 
-  /// Returns the path at which to write a file of this name; the finished directory appears atomically and durably.
+  /// Returns the path at which to write a file of this name.
   std::string path(const std::string& name) const { return staging_ + "/" + name; }
   void write_text(const std::string& name, const std::string& text);
-  /// Returns the final path.
+  /// Makes the finished directory appear atomically and durably. Returns the final path.
   std::string publish();
 
  private:
@@ -31,10 +31,10 @@ class DirectoryOutput {
   bool published_ = false;
 };
 
-/// Makes `path` and its parent where they are missing.
+/// Creates `path` and its parent if they are missing.
 void make_output_directory(FileSystem& fs, const std::string& path);
 
-/// Throws Error{kUsage} when there is something at `path`.
+/// Throws Error{kUsage} if `path` exists.
 void require_absent(FileSystem& fs, const std::string& path);
 
 }  // namespace sparsecast

@@ -44,7 +44,7 @@ std::string text_of(const nlohmann::json& param, const char* key) {
   return found->get<std::string>();
 }
 
-/// Blobs of a flush, positions and values, and how their bytes are to be read.
+/// The blobs of a flush (positions and values), and the encoding of their bytes.
 struct Flush {
   bool gaps = false;
   DType dtype = DType::kBF16;  ///< Dtype of the values as stored.
@@ -109,8 +109,8 @@ Bytes indices_from_gaps(const Param& param) {
   return indices;
 }
 
-/// Returns values in the tensor's dtype. They were widened because the flush also has float32 parameters; only bf16 can
-/// be narrowed without loss.
+/// Returns the values in the tensor's dtype. They were widened because the flush also has float32 parameters. Only bf16
+/// can be narrowed without loss.
 Bytes narrowed(const Param& param, DType stored, DType own) {
   if (stored != DType::kF32 || own != DType::kBF16) {
     throw Error(ErrorCode::kUnsupported,
@@ -125,7 +125,7 @@ Bytes narrowed(const Param& param, DType stored, DType own) {
   return values;
 }
 
-/// Joins consecutive patches of a tensor: some writers slice long ones.
+/// Joins consecutive patches of a tensor, because some writers split long patches.
 class Joiner {
  public:
   explicit Joiner(const PatchSink& sink) : sink_(sink) {}
@@ -182,14 +182,14 @@ void read_params(const std::string& text, const Flush& flush, const TensorTable&
 
 void verify_checksum(const SafetensorsHeader& header, const Flush& flush) {
   const auto expected = header.metadata.find("checksum");
-  if (expected == header.metadata.end()) return;  // The first writers had none.
+  if (expected == header.metadata.end()) return;  // The first writers stored no checksum.
   const std::string found = packed_checksum(flush.positions, flush.dtype, flush.values);
   if (found != expected->second) {
     corrupt(fmt::format("the checksum of positions and values is {}, not {}", found, excerpt(expected->second)));
   }
 }
 
-/// Returns the size in bytes of the largest possible flush of this table, with its header: nothing larger is
+/// Returns the size in bytes of the largest possible flush of this table, with its header. Larger content is not
 /// decompressed.
 std::uint64_t most_bytes(const TensorTable& table) {
   constexpr std::uint64_t kAnElement = sizeof(std::uint32_t) + sizeof(std::uint64_t);
@@ -250,7 +250,7 @@ void read_directory(FileSystem& fs, const std::string& directory, const Checkpoi
 
 namespace {
 
-constexpr int kLevel = 1;  // Theirs.
+constexpr int kLevel = 1;  // The level that the other system uses.
 
 const char* encoding_name(ForeignFormat format) {
   switch (format) {
@@ -276,8 +276,8 @@ FlushPiece values_piece(const PackedFlush& flush) {
   return {{"__values__", flush.dtype, {flush.values.size() / element_size(flush.dtype)}}, flush.values};
 }
 
-/// Returns the pieces in an order that aligns positions of 4 bytes and values of any dtype, for readers that map the
-/// file.
+/// Returns the pieces in an order that aligns 4-byte positions and values of every dtype, for readers that map the file
+/// into memory.
 std::vector<FlushPiece> pieces_of(const PackedFlush& flush) {
   if (element_size(flush.dtype) >= 4) return {values_piece(flush), positions_piece(flush)};
   return {positions_piece(flush), values_piece(flush)};
@@ -318,7 +318,7 @@ std::map<std::string, std::string> flush_metadata(const PackedFlush& flush, cons
       // The receiver's version before its first delta is "default".
       {"prev_version", header.base_version == 0 ? "default" : std::to_string(header.base_version)},
       {"current_version", std::to_string(header.version)}};
-  // The receiver's own checksum takes the dtypes that every release of torch computes with.
+  // The receiver can compute checksums only for the dtypes that every release of torch supports.
   const bool hashable = flush.dtype <= DType::kBool && flush.dtype != DType::kF8E4M3 && flush.dtype != DType::kF8E5M2;
   if (hashable) metadata["checksum"] = flush.checksum();
   return metadata;

@@ -2,9 +2,9 @@
 #pragma once
 
 // slime's packed form on a shared disk (2026-05 to 2026-07; miles): a directory a version, `weight_v{version:06d}`,
-// with rank{rank:04d}_flush{flush:06d}.safetensors and an empty file DONE, written last. A file is, with "deltas_zstd"
-// as a zstd frame, a safetensors file of `__positions__` (U8) and `__values__` (the dtype of the parameters; of mixed
-// ones the widest, to which the others were converted), with the metadata
+// with rank{rank:04d}_flush{flush:06d}.safetensors and an empty file DONE, written last. A file is a safetensors file
+// (with "deltas_zstd", compressed as a zstd frame) of `__positions__` (U8) and `__values__`. The values have the dtype
+// of the parameters; if dtypes are mixed, all are converted to the widest. The metadata is
 //
 //     encoding                         "indices", "deltas" or "deltas_zstd"
 //     params                           JSON list of {name, dtype, shape, pos_start, pos_end, pos_width, val_start,
@@ -26,17 +26,17 @@ inline constexpr const char* kDoneName = "DONE";
 /// Returns whether a directory entry is a file of this format.
 bool is_flush_name(const std::string& name);
 
-/// Takes the changes of a version directory to `out`. Throws Error; Error{kIncomplete} without DONE.
+/// Reads the changes of a version directory into `out`. Throws Error; Error{kIncomplete} if DONE is missing.
 void read_directory(FileSystem& fs, const std::string& directory, const Checkpoint& base, PatchStore& out);
 
-/// Takes one file's changes to `sink`; `bytes` is the file, `name` goes into errors.
+/// Passes the changes of one file to `sink`. `bytes` is the file's content; errors name `name`.
 void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& table, const PatchSink& sink);
 
-/// Returns the directory.
+/// Writes a version directory below `parent` and returns its path.
 std::string write_directory(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                             const TensorTable& table, const std::string& parent, const ForeignWriteOptions& options);
 
-/// Returns the files.
+/// Writes a version as verl's files and returns their paths.
 std::vector<std::string> write_verl(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                                     const TensorTable& table, const std::string& directory,
                                     const ForeignWriteOptions& options);

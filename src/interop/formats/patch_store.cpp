@@ -18,7 +18,7 @@ namespace sparsecast {
 
 void check_patch(const TensorTable& table, const TensorPatch& patch) {
   const TensorSpec& spec = table[patch.tensor];
-  // Negative int32 are more than any int32 as unsigned words, and so refused as out of range.
+  // As unsigned words, negative int32 indices are larger than any valid index, so they are refused as out of range.
   const std::uint64_t limit = std::min<std::uint64_t>(spec.elements(), std::uint64_t{1} << 31);
   std::int64_t previous = -1;
   for (std::uint64_t i = 0; i < patch.count; ++i) {
@@ -70,7 +70,7 @@ WorkDirectory::~WorkDirectory() {
   try {
     remove_tree(fs_, path_);
   } catch (...) {
-    // Nothing more can be done here: what is left has a name that says what it is.
+    // Nothing more can be done here. The name of the remaining directory identifies it.
   }
 }
 

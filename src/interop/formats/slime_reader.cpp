@@ -38,19 +38,19 @@ std::string text_of(const nlohmann::json& metadata, const char* key) {
   return found->get<std::string>();
 }
 
-/// Collects the elements that differ, in ascending order, as one patch.
+/// Collects the changed elements, in ascending order, as one patch.
 class Collected {
  public:
   explicit Collected(std::size_t size) : size_(size) {}
 
   void add(std::uint64_t element, const std::byte* value) {
-    const auto index = static_cast<std::uint32_t>(element);  // check_limit() has been here.
+    const auto index = static_cast<std::uint32_t>(element);  // check_limit() ensures that it fits.
     const auto* bytes = reinterpret_cast<const std::byte*>(&index);
     indices_.insert(indices_.end(), bytes, bytes + sizeof(index));
     values_.insert(values_.end(), value, value + size_);
     ++count_;
   }
-  /// Returns the bytes of the last element, to be changed further.
+  /// Returns the bytes of the last element, which the caller may change.
   std::byte* last_value() { return values_.data() + values_.size() - size_; }
   std::uint64_t last_element() const { return load_word<std::uint32_t>(indices_.data(), count_ - 1); }
   std::uint64_t count() const { return count_; }
@@ -63,13 +63,13 @@ class Collected {
   std::uint64_t count_ = 0;
 };
 
-/// The base's tensor, of which elements are asked for in ascending order.
+/// A tensor of the base whose elements are read in ascending order.
 class OldTensor {
  public:
   OldTensor(const Checkpoint& base, std::size_t tensor) : base_(base), tensor_(tensor) {}
 
   std::uint64_t size() const { return base_.table()[tensor_].bytes(); }
-  /// Returns the bytes of an element, until the next call.
+  /// Returns the bytes of an element, valid until the next call.
   const std::byte* at(std::uint64_t element, std::size_t element_bytes) {
     const std::uint64_t begin = element * element_bytes;
     if (begin < begin_ || begin >= begin_ + window_.size()) {
@@ -117,8 +117,8 @@ void decode_xor(ZstdReader& reader, OldTensor& old, std::size_t size, Collected&
   }
 }
 
-/// Positions come before the values in the frame, and are kept: no more of them than the tensor has bytes, and never
-/// more memory than what has really been decoded.
+/// Reads the positions, which precede the values in the frame, into memory. Accepts at most as many as the tensor has
+/// bytes, and allocates memory only as they are decoded.
 Bytes read_positions(ZstdReader& reader, std::uint64_t tensor_bytes) {
   Bytes header(sizeof(std::uint32_t));
   reader.read_exact(header);
@@ -222,7 +222,7 @@ Index parse_index(const std::string& text) {
     throw Error(ErrorCode::kUnsupported, fmt::format("a delta of encoding '{}' compressed by '{}' is not known",
                                                      excerpt(index.encoding), excerpt(compression)));
   }
-  TensorChecksum checksum(index.checksum);  // Refuses what could not be verified later.
+  TensorChecksum checksum(index.checksum);  // Throws if the checksum cannot be verified later.
   const auto map = json.find("weight_map");
   if (map == json.end() || !map->is_object()) corrupt("the index has no weight_map");
   for (const auto& [name, file] : map->items()) index.tensors.push_back(name);

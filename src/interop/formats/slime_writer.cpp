@@ -19,9 +19,9 @@ namespace sparsecast::slime {
 
 namespace {
 
-constexpr int kLevel = 1;  // Theirs.
+constexpr int kLevel = 1;  // The level that the other system uses.
 
-/// One tensor's frame, waiting in the spool.
+/// One tensor's compressed frame in the spool.
 struct CompressedTensor {
   std::string name;
   std::string checksum;
@@ -29,12 +29,12 @@ struct CompressedTensor {
   std::uint64_t bytes = 0;
 };
 
-/// Writes a ^ b to `out`, all of `count` bytes; plain pointers, so that compilers vectorize the loop.
+/// Writes a ^ b to `out`; all have `count` bytes. Uses plain pointers, so that compilers vectorize the loop.
 void exclusive_or(const std::byte* a, const std::byte* b, std::size_t count, std::byte* out) {
   for (std::size_t i = 0; i < count; ++i) out[i] = a[i] ^ b[i];
 }
 
-/// Calls `found` with every place where the bytes differ; equal ones are passed eight at a time.
+/// Calls found(i) for every index i at which the bytes differ. Skips equal bytes eight at a time.
 template <class Found>
 void for_each_difference(const std::byte* a, const std::byte* b, std::size_t count, const Found& found) {
   std::size_t i = 0;
@@ -173,7 +173,7 @@ void for_each_window(const Checkpoint& base, const TensorPatch& patch, const Win
   const std::uint64_t bytes = base.table()[patch.tensor].bytes();
   Bytes before;
   Bytes after;
-  std::uint64_t next = 0;  // Entry of the patch.
+  std::uint64_t next = 0;  // Next entry of the patch.
   for (std::uint64_t begin = 0; begin < bytes; begin += kWindowBytes) {
     before.resize(std::min(kWindowBytes, bytes - begin));
     base.read(patch.tensor, begin, before);

@@ -14,7 +14,8 @@
 namespace sparsecast {
 namespace {
 
-/// Indices before values, wide values before narrow ones: every tensor is aligned, which PyTorch's readers want.
+/// Writes indices before values, and wide values before narrow ones, so that every tensor is aligned, as PyTorch's
+/// readers require.
 void write_pairs(FileSystem& fs, const std::string& path, const TensorPatches& patches, const TensorTable& table,
                  const std::map<std::string, std::string>& metadata) {
   require_absent(fs, path);
@@ -28,12 +29,12 @@ void write_pairs(FileSystem& fs, const std::string& path, const TensorPatches& p
     for (std::size_t n = 0; n < patches.heads.size(); ++n) {
       const TensorSpec& spec = table[patches.heads[n].tensor];
       if (element_size(spec.dtype) != size) continue;
-      // The bytes of fp6 that changed are no numbers.
+      // For fp6, the changes are single bytes, not elements.
       specs.push_back({spec.name + ".values", is_fp6(spec.dtype) ? DType::kU8 : spec.dtype, {patches.heads[n].count}});
       contents.push_back({n, true});
     }
   };
-  add_values(8);  // After an odd number of I32 entries, what has 8 bytes would not be aligned.
+  add_values(8);  // These go first: after an odd number of I32 entries, 8-byte values would not be aligned.
   for (std::size_t n = 0; n < patches.heads.size(); ++n) {
     specs.push_back({table[patches.heads[n].tensor].name + ".indices", DType::kI32, {patches.heads[n].count}});
     contents.push_back({n, false});

@@ -3,12 +3,12 @@
 
 // Files of NAME.indices (I32) and NAME.values.
 //
-// TRL: `deltas/step_{version:06d}.safetensors` with the metadata sparse=True, model_version, sparsity (the share that
-// did not change) and changed_params (JSON list of names); every so often `anchors/step_{version:06d}.safetensors`, all
-// tensors and sparse=False.
+// TRL: `deltas/step_{version:06d}.safetensors` with the metadata sparse=True, model_version, sparsity (the fraction of
+// unchanged elements) and changed_params (JSON list of names). At intervals, also
+// `anchors/step_{version:06d}.safetensors` with all tensors and sparse=False.
 //
-// vLLM has no files. `update_{version:06d}.safetensors` holds the tensors that its sparse engine broadcasts, and the
-// update info as metadata "update_info".
+// vLLM itself has no files. Here, `update_{version:06d}.safetensors` holds the tensors that its sparse engine
+// broadcasts, and the metadata "update_info" holds the update info.
 
 #include <map>
 #include <string>

@@ -25,7 +25,7 @@ namespace {
 class Adler32 {
  public:
   void update(ConstBytes bytes) {
-    constexpr std::size_t kRun = 5552;  // The longest for which neither sum overflows 32 bits.
+    constexpr std::size_t kRun = 5552;  // The longest run for which neither sum overflows 32 bits.
     while (!bytes.empty()) {
       const ConstBytes run = bytes.first(std::min(kRun, bytes.size()));
       for (const std::byte byte : run) {
@@ -47,7 +47,7 @@ class Adler32 {
 
 }  // namespace
 
-// Half a kilobyte, which its own function fills when it is wanted.
+// Members are not initialised here: the hash state has half a kilobyte, and its library initialises it if it is used.
 struct TensorChecksum::State {  // NOLINT(cppcoreguidelines-pro-type-member-init)
   bool adler = false;
   Adler32 adler32;
@@ -87,7 +87,7 @@ double from_f16(std::uint16_t bits) {
   const int mantissa = bits & 0x3FF;
   const bool negative = (bits & 0x8000) != 0;
   if (exponent == 0x1F) {
-    // A NaN keeps its payload in the highest bits, and becomes quiet.
+    // A NaN keeps its payload, in the highest bits, and becomes quiet.
     const std::uint64_t payload = static_cast<std::uint64_t>(mantissa) << 42;
     const std::uint64_t quiet = mantissa != 0 ? std::uint64_t{1} << 51 : 0;
     return std::bit_cast<double>((std::uint64_t{negative} << 63) | (std::uint64_t{0x7FF} << 52) | payload | quiet);

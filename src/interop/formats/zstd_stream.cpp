@@ -72,7 +72,7 @@ struct ZstdWriter::State {
   std::function<void(ConstBytes)> sink;
   Bytes window;  ///< Buffer for compressed output.
   Bytes content;
-  bool at_once = false;  ///< All content is gathered first: zstd is faster when it sees it in one piece.
+  bool at_once = false;  ///< Whether all content is gathered before it is compressed, which is faster in zstd.
   std::uint64_t left = 0;
 
   State() = default;

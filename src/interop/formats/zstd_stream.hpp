@@ -8,17 +8,18 @@
 
 namespace sparsecast {
 
-/// Decodes one zstd frame in windows: the reader asks for as many bytes as its own table allows, and no more than that
-/// is ever produced.
+/// Decodes one zstd frame in windows. It never produces more bytes than the caller asks for, so the caller's own table
+/// bounds the memory.
 class ZstdReader {
  public:
   /// Requires `frame`, the whole zstd frame, to outlive the reader.
   explicit ZstdReader(ConstBytes frame);
   ~ZstdReader();
 
-  /// Fills as much of `window` as there is; fewer bytes mean the end of the content. Throws Error{kCorrupt}.
+  /// Fills `window` and returns the number of bytes read; fewer than its size mean the end of the content. Throws
+  /// Error{kCorrupt}.
   std::size_t read(std::span<std::byte> window);
-  /// Reads exactly `window.size()` bytes. Throws Error{kCorrupt} when the frame holds fewer.
+  /// Reads exactly `window.size()` bytes. Throws Error{kCorrupt} if the frame holds fewer.
   void read_exact(std::span<std::byte> window);
   /// Throws Error{kCorrupt} unless the frame is complete, holds nothing more, and nothing follows it.
   void require_end();
@@ -28,11 +29,11 @@ class ZstdReader {
   std::unique_ptr<State> state_;
 };
 
-/// Encodes zstd frames from windows, one after the other, with their content's size in the frames' headers. What is
-/// held is at most 32 MiB of content and as much output; both are used again for the next frame.
+/// Encodes zstd frames one after another, each from windows, with the content size in the frame header. Holds at most
+/// 32 MiB of content and as much output in buffers, which it reuses for the next frame.
 class ZstdWriter {
  public:
-  /// Creates a writer that hands the compressed bytes to `sink`, piece by piece.
+  /// Creates a writer that passes the compressed bytes to `sink`, piece by piece.
   ZstdWriter(int level, std::function<void(ConstBytes)> sink);
   ~ZstdWriter();
 

@@ -19,8 +19,8 @@ namespace {
 constexpr std::uint64_t kSmallFileBytes = std::uint64_t{64} << 20;
 constexpr std::uint64_t kMaxNoteBytes = 256;
 
-/// Gives what is neither weights nor a directory a second name. Without hard links small files are copied, and the rest
-/// is moved when the new directory is in place.
+/// Hard-links a file that holds no weights to a second name. Without hard links, copies a small file and leaves a large
+/// one, which is moved once the new directory is in place.
 void carry(FileSystem& fs, const std::string& from, const std::string& to) {
   if (fs.link(from, to) || fs.is_link(from)) return;
   const std::unique_ptr<File> source = fs.open(from, OpenMode::kRead);
@@ -30,8 +30,8 @@ void carry(FileSystem& fs, const std::string& from, const std::string& to) {
 }  // namespace
 
 CheckpointPlace::CheckpointPlace(FileSystem& fs, const std::string& path)
-    // A link to a directory is followed once, here: one that moves meanwhile changes nothing, and none is ever renamed.
-    // A link to a file is the name that is replaced.
+    // A symbolic link to a directory is resolved once, here: the link itself is never renamed, and changing it later
+    // has no effect. A symbolic link to a file is itself replaced.
     : fs_(fs), path_(settled_path(fs, path)), scratch_(path_ + ".follow") {
   if (path_.empty()) throw Error(ErrorCode::kUsage, "the checkpoint to keep up to date has no name");
 }
@@ -51,7 +51,7 @@ void CheckpointPlace::recover() {
   prepare();
   if (fs_.exists(previous())) {
     if (fs_.exists(path_)) {
-      sync_names();  // The error that ended the last life may have been this very fsync.
+      sync_names();  // The last process may have ended at an error of this very fsync.
       remove_previous();
     } else {
       fs_.rename(previous(), path_);
@@ -70,7 +70,7 @@ void CheckpointPlace::remove_unfinished() {
 }
 
 void CheckpointPlace::replace(const std::string& replacement) {
-  fs_.sync_directory(scratch_);  // A name that is not on the disk cannot be renamed there.
+  fs_.sync_directory(scratch_);  // A name must be durable before it is renamed.
   if (fs_.is_directory(replacement) && fs_.exists(path_)) {
     replace_directory(replacement);
     return;
@@ -171,7 +171,7 @@ bool CheckpointPlace::seeding() { return fs_.exists(seed_note()); }
 
 bool CheckpointPlace::is_seeded(const StateDigest& found) { return read_note(seed_note()) == to_hex(found.value); }
 
-/// Returns the text of a note, or nothing if it is longer than any.
+/// Returns the text of a note, or an empty string if it is too long to be one.
 std::string CheckpointPlace::read_note(const std::string& path) {
   const std::unique_ptr<File> note = fs_.open(path, OpenMode::kRead);
   if (note->size() > kMaxNoteBytes) return {};

@@ -9,47 +9,47 @@
 
 namespace sparsecast {
 
-/// Paths of a followed checkpoint, and the steps by which a whole new one takes its place so that a crash at any moment
-/// leaves one of the two. Names: PATH is the checkpoint, FOLLOW = PATH.follow.
+/// Paths of a followed checkpoint, and the steps that replace it by a whole new one, so that a crash at any moment
+/// leaves the old or the new one. Names: PATH is the checkpoint, FOLLOW = PATH.follow.
 ///
 ///     file:       rename FOLLOW/next -> PATH
 ///     directory:  rename PATH -> FOLLOW/previous | sync | rename FOLLOW/... -> PATH | sync | remove FOLLOW/previous
 ///
-/// Recovery: PATH missing and FOLLOW/previous there: it goes back. Both there: the new one is whole and durable, so
-/// what is left of the old one is removed, after files that are not of it have been moved over. Of the old one is only
-/// what its index names (weight_files()).
+/// Recovery: if only FOLLOW/previous exists, it is renamed back to PATH. If both exist, PATH is the new checkpoint,
+/// whole and durable: files in FOLLOW/previous that do not belong to the old checkpoint are moved over, and the rest is
+/// removed. Only the files that its index names belong to it (weight_files()).
 class CheckpointPlace {
  public:
-  /// Throws Error{kUsage} for a link to nothing.
+  /// Throws Error{kUsage} for a symbolic link to nothing.
   CheckpointPlace(FileSystem& fs, const std::string& path);
 
   const std::string& path() const noexcept { return path_; }
   const std::string& scratch() const noexcept { return scratch_; }
   std::string next() const { return scratch_ + "/next"; }
-  /// Makes the scratch directory when it is missing.
+  /// Creates the scratch directory if it is missing.
   void prepare();
   /// Finishes or rolls back a replacement that was interrupted; removes unfinished copies.
   void recover();
-  /// Removes `next()` and what CheckpointCopy leaves of it.
+  /// Removes next() and the unfinished files that CheckpointCopy leaves.
   void remove_unfinished();
-  /// Returns whether a checkpoint of tensors of this table may replace what is at path(): nothing or no weights, a
-  /// checkpoint of the same tensors, or what had been one when keep_table() was called last.
+  /// Returns whether a checkpoint with this table may replace what is at path(): nothing, no weights, a checkpoint with
+  /// the same table, or something that had this table when keep_table() was last called.
   bool may_replace(const Hash128& table_hash);
-  /// Notes that path() holds tensors of this table by our hand, for the day when it cannot be read.
+  /// Writes a note that the follower has put tensors of this table at path(), in case path() becomes unreadable.
   void keep_table(const Hash128& table_hash);
-  /// Throws Error{kUsage} that names a file at path() that is not of the checkpoint there, and could not be kept beside
-  /// the one in `directory`.
+  /// Throws Error{kUsage} naming a file at path() that does not belong to the checkpoint there, and that could not be
+  /// kept next to the new checkpoint in `directory`.
   void require_room(const std::string& directory);
-  /// Puts the durable checkpoint `replacement`, below scratch(), where path() is.
+  /// Replaces path() by the durable checkpoint `replacement`, which is in scratch().
   void replace(const std::string& replacement);
-  /// Links the files of the old directory that are not of its checkpoint into `directory`, so that they are there when
-  /// it takes the old one's place; without hard links the small ones are copied, durably. The caller syncs the names.
+  /// Hard-links the files of the old directory that do not belong to its checkpoint into `directory`, which will
+  /// replace it. Without hard links, copies the small files durably. The caller syncs the names.
   void carry_over(const std::string& directory);
 
-  /// A single file that is replaced while an undo record lies beside it: what the record says about the new file is
-  /// wrong, and must neither be lost before nor believed after. begin_seed() notes the new digest; end_seed() removes
-  /// record and note, forget_seed() the note alone; is_seeded() says after a crash that the file is the new one, given
-  /// its digest.
+  /// Functions for replacing a single file that has an undo record. The record is wrong for the new file: it must not
+  /// be lost before the replacement, nor believed after it. begin_seed() writes a note of the new digest. end_seed()
+  /// removes record and note, forget_seed() only the note. After a crash, is_seeded() tells whether the file, given its
+  /// digest, is the new one.
   void begin_seed(const StateDigest& expected);
   void end_seed();
   void forget_seed();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A checkpoint on disk that follows a log. What is engine-visible is one whole version, or marked by an undo record:
-// in place by the protocol in in_place_apply.cpp, a copy or an anchor by that in checkpoint_place.hpp.
+// A checkpoint on disk that follows a log. Engines see one whole version, or an undo record that marks an unfinished
+// change. In-place changes use the protocol in in_place_apply.cpp; copies and anchors use that in checkpoint_place.hpp.
 
 #include <fmt/format.h>
 
@@ -66,7 +66,7 @@ class CheckpointTarget : public FollowerTarget {
       require_same_table(checkpoint.table(), place_.path(), delta.table(), delta.name());
       PlainDeltas(fs_, place_.path()).keep(delta, checkpoint.reader(), apply_options_.threads);
     }
-    // Until the end only recover() can say what is there.
+    // Until this change ends, only recover() can tell the content of the target.
     const StateDigest base = *known_;
     known_.reset();
     if (copy_on_write_) {
@@ -170,12 +170,12 @@ class CheckpointTarget : public FollowerTarget {
     }
   }
 
-  /// Rolls the target back at once, so that engines do not wait for the next step to find a whole version.
+  /// Rolls the target back at once, so that engines need not wait for the next step to see a whole version.
   void roll_back(const StateDigest& base) {
     try {
       recover_checkpoint(fs_, place_.path(), apply_options_);
       known_ = base;
-    } catch (const Error&) {  // recover() says why, if it lasts.
+    } catch (const Error&) {  // If the failure persists, recover() reports it.
     }
   }
 
@@ -232,7 +232,7 @@ class CheckpointTarget : public FollowerTarget {
   void remove_quietly(const std::string& directory) noexcept {
     try {
       if (fs_.exists(directory)) remove_tree(fs_, directory);
-    } catch (...) {  // Left in the scratch directory, which is cleaned at the next start.
+    } catch (...) {  // Remains in the scratch directory, which is cleaned at the next start.
     }
   }
 
@@ -242,8 +242,8 @@ class CheckpointTarget : public FollowerTarget {
   const bool replace_;
   const bool keep_plain_;
   CheckpointApplyOptions apply_options_;
-  bool table_kept_ = false;           ///< In this life.
-  std::optional<StateDigest> known_;  ///< Verified in this life, by reading everything.
+  bool table_kept_ = false;           ///< keep_table() has been called since the start.
+  std::optional<StateDigest> known_;  ///< Digest of the target, verified since the start by reading all of it.
 };
 
 }  // namespace

@@ -94,7 +94,7 @@ void DeltaFetcher::work() {
     slots_[i].step = failure ? Step::kFailed : Step::kHere;
     slots_[i].failure = failure;
     done_ = plus(done_, path_[i].bytes);
-    if (failure) next_ = slots_.size();  // The path ends there: more would be in vain.
+    if (failure) next_ = slots_.size();  // The path ends at a failure, so later objects are not needed.
     if (progress_ && !failure) progress_("fetching", done_, total_);
     changed_.notify_all();
   }
@@ -112,7 +112,8 @@ const DeltaFile& DeltaFetcher::open(std::size_t i) {
     if (progress_) progress_("fetching", done_, total_);
   } else {
     std::unique_lock lock(mutex_);
-    // A failure further on stops the fetching, not the use of what is here; nothing after it will come.
+    // A failure of a later object stops the fetching, but objects that have arrived can be used. Objects that still
+    // wait will not come.
     const auto failed = [&] {
       return std::find_if(slots_.begin(), slots_.end(), [](const FetchSlot& s) { return s.step == Step::kFailed; });
     };
@@ -142,7 +143,7 @@ void DeltaFetcher::release(std::size_t i) {
 void DeltaFetcher::remove_file(std::size_t i) noexcept {
   try {
     if (fs_.exists(path_of(i))) fs_.remove(path_of(i));
-  } catch (...) {  // Left in the scratch directory, which is cleaned at the next start.
+  } catch (...) {  // Remains in the scratch directory, which is cleaned at the next start.
   }
 }
 

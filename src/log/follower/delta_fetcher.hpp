@@ -16,8 +16,8 @@
 
 namespace sparsecast {
 
-/// Prefix of the names of fetched objects in the scratch directory; files with it that a crash left are removed at the
-/// next start.
+/// Prefix of the names of fetched objects in the scratch directory. The next start removes files with this prefix that
+/// a crash left.
 inline constexpr const char* kSpoolPrefix = "spool-";
 
 struct FetchLimits {
@@ -25,13 +25,13 @@ struct FetchLimits {
   int threads = 0;
 };
 
-/// Brings the deltas of a path onto the disk, several at a time and ahead of their use, in the path's order:
+/// Downloads the deltas of a path to the disk, several at a time and ahead of their use, in the order of the path:
 ///
 ///     waiting --room for it, or next to be used--> fetching --> here --release()--> removed
 ///                                                      \--error--> rethrown by open()
 ///
-/// At most `read_ahead_bytes` are fetched or being fetched and not released, or one object if that is larger. With 0
-/// threads open() fetches. Every request has the store's deadline, and no other wait is left.
+/// At most `read_ahead_bytes`, or one larger object, are being fetched or not yet released. With 0 threads, open()
+/// fetches. Waits are bounded, because every request has the store's deadline.
 class DeltaFetcher {
  public:
   DeltaFetcher(LogReader& reader, FileSystem& fs, std::string scratch, std::vector<DeltaRef> path, FetchLimits limits,
@@ -40,9 +40,9 @@ class DeltaFetcher {
   DeltaFetcher(const DeltaFetcher&) = delete;
   DeltaFetcher& operator=(const DeltaFetcher&) = delete;
 
-  /// Waits for object i and opens it: header and commit are those of the path's edge (Error{kMixed} otherwise). Of
-  /// those not released, objects up to `i` together must be within the read-ahead, or `i` be the first of them. Valid
-  /// until release(i).
+  /// Waits for object i and opens it. Throws Error{kMixed} if its header and commit are not those of the path's edge.
+  /// The unreleased objects up to `i` must fit within the read-ahead together, or `i` must be the first of them. The
+  /// result is valid until release(i).
   const DeltaFile& open(std::size_t i);
   /// Removes object i after its use. Objects are released in order.
   void release(std::size_t i);
@@ -76,9 +76,9 @@ class DeltaFetcher {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<FetchSlot> slots_;
-  std::size_t next_ = 0;      ///< To be fetched.
-  std::size_t released_ = 0;  ///< So many first ones.
-  std::uint64_t held_ = 0;    ///< Bytes of those fetched or being fetched.
+  std::size_t next_ = 0;      ///< Next object to fetch.
+  std::size_t released_ = 0;  ///< Number of objects released, from the first on.
+  std::uint64_t held_ = 0;    ///< Bytes of objects fetched or being fetched, and not released.
   std::uint64_t done_ = 0;
   bool stopping_ = false;
   std::vector<std::jthread> threads_;

@@ -66,7 +66,7 @@ void LogFollower::State::clean_scratch() {
   if (fs.is_directory(parent_directory(state_path))) remove_stale_state(fs, state_path);
 }
 
-/// Reads state and target anew, after a start and after every failure of the target.
+/// Reads the state file and the target again, at the start and after every failure of the target.
 void LogFollower::State::start() {
   if (started) return;
   position.reset();
@@ -108,7 +108,7 @@ void LogFollower::State::settle_notification() {
   save();
 }
 
-/// A lease is written again when a third of its time is over, or to raise it when it `moves`.
+/// Writes the lease again when a third of its time is over, or to raise its version if `moves`.
 void LogFollower::State::keep_lease(std::uint64_t version, bool moves) {
   if (options.lease.empty()) return;
   const std::lock_guard lock(lease_mutex);
@@ -144,7 +144,7 @@ std::uint64_t LogFollower::State::goal_of(std::optional<std::uint64_t> wanted) {
 
 FollowReport LogFollower::State::step(std::optional<std::uint64_t> wanted) {
   store->reset();
-  store->keep(kCatalogKey);  // Looking for the head reads it too, for its hint.
+  store->keep(kCatalogKey);  // The search for the head also reads the catalog, for its hint.
   report = {};
   map.reset();
   start();
@@ -168,7 +168,7 @@ FollowReport LogFollower::State::step(std::optional<std::uint64_t> wanted) {
     keep_lease(position->version, true);
     report.version = position->version;
   }
-  if (!stopping) settle_notification();  // Else the next start tells.
+  if (!stopping) settle_notification();  // Otherwise the next start sends it.
   report.head = head.version;
   report.objects_read = store->objects();
   report.bytes_read = store->bytes();
@@ -181,7 +181,7 @@ LogFollower::LogFollower(std::shared_ptr<ObjectStore> store, FileSystem& fs, std
                                      std::move(options))) {}
 
 LogFollower::~LogFollower() {
-  if (!state_->process.is_here()) state_.release();  // Its connections are the parent's.
+  if (!state_->process.is_here()) state_.release();  // In a forked child, the connections belong to the parent.
 }
 
 FollowReport LogFollower::step(std::optional<std::uint64_t> version) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Takes the target from its version to another one: plan, fetch, check against commits, apply.
+// Brings the target from its version to another version: plans, fetches, checks against commits, and applies.
 //
-// A delta is applied only when it is known to lead to the digest that a commit names: of the version it leads to, or,
-// to spare reading that commit, of one further on, when all deltas up to there are on the disk and join. What is
-// reached is then a version of the log, whatever the catalog or an object says.
+// A delta is applied only if it is known to lead to the digest of a commit. This is the commit of the delta's target
+// version, or, to save reading it, that of a later version, if all deltas up to there are on the disk and join. So the
+// target always reaches a version of the log, even if the catalog or an object is wrong.
 
 #include <fmt/format.h>
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kMostPlans = 8;
 
-/// Returns whether the error is one of an object or of the target, so that another path may work.
+/// Returns whether the error is due to an object or to the target, so that another path may work.
 bool has_another_way(ErrorCode code) {
   switch (code) {
     case ErrorCode::kGone:
@@ -53,8 +53,8 @@ class PhaseTimer {
 
 }  // namespace
 
-/// The lease is written before the floor is read (docs/delta-log.md, "Retention"): what the path needs from then on
-/// either stays, or is known to be gone.
+/// Writes the lease before it reads the floor (docs/delta-log.md, "Retention"). The objects that the path needs are
+/// then either kept, or known to be gone.
 CatchUpPath LogFollower::State::plan(std::uint64_t goal) {
   const bool back = position && position->version > goal;
   std::optional<std::uint64_t> from;
@@ -98,17 +98,17 @@ void LogFollower::State::catch_up(std::uint64_t goal) {
       if (!has_another_way(error.code()) || plans == kMostPlans) throw;
       if (blamed) map->avoid(in_use);
       if (!first) first = error;
-      // A catalog that names more things that are not there than there are attempts must not keep anybody back.
+      // A catalog may name more missing objects than there are attempts; the last attempt does without its deltas.
       if (plans + 1 == kMostPlans) map->plan_by_commits();
       note(fmt::format("{}; looking for another way to version {}", error.what(), goal));
     }
   }
 }
 
-/// After an error: brings the target to a version again, and says whether it is the one from before, so that the object
-/// is to blame. What cannot be settled now is left to the next start.
+/// After an error, brings the target back to a version. Returns whether it is the version from before, so that the
+/// object is to blame. Leaves to the next start what cannot be settled now.
 bool LogFollower::State::blames_object(const Error& error) {
-  if (started) return true;  // The target had no part in it.
+  if (started) return true;  // The target was not involved in the error.
   const std::optional<FollowerState::Position> before = position;
   const std::optional<StateDigest> digest_before = digest;
   if (!has_another_way(error.code())) {
@@ -187,7 +187,7 @@ std::size_t LogFollower::State::vouch(DeltaFetcher& fetcher, const std::vector<D
       reached = delta.commit().result_digest;
     } catch (const Error&) {
       if (k == i) throw;
-      end = k;  // What comes before may be good; the error is thrown when its turn has come.
+      end = k;  // Deltas before it may be good; open() throws the error again when it is the turn of delta k.
     }
   }
   if (join && map->digest_of(deltas[end - 1].to) == reached) return end;
@@ -231,7 +231,7 @@ void LogFollower::State::apply(const std::vector<DeltaRef>& deltas) {
 
 void LogFollower::State::apply_one(const DeltaFile& delta) {
   const PhaseTimer timer(report.apply_seconds);
-  started = false;  // Unless all goes well.
+  started = false;  // Stays false unless the change succeeds.
   target->apply(delta);
   started = true;
   digest = delta.commit().result_digest;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The inside of LogFollower. follower.cpp: start, step, notification, lease; follower_catch_up.cpp: from here to there.
+// Internals of LogFollower. follower.cpp: start, step, notification, lease. follower_catch_up.cpp: bringing the target
+// to another version.
 
 #include <atomic>
 #include <cstdint>
@@ -22,8 +23,8 @@ namespace sparsecast {
 /// Throws Error{kUsage} for a notification that cannot be sent: `json` is no object, or no program is named.
 void check_notification(const FollowerNotification& notification);
 
-/// Runs the command, then posts. Throws Error{kIo | kTimeout}; both are then to be done again. `stopped` is asked now
-/// and then: when it is true the command is ended, and kTimeout thrown.
+/// Runs the command, then posts to the URL. Throws Error{kIo | kTimeout}; the caller must then repeat both. Calls
+/// stopped() regularly: when it returns true, ends the command and throws kTimeout.
 void notify(const FollowerNotification& notification, const StreamId& stream, std::uint64_t version,
             const StateDigest& digest, const std::function<bool()>& stopped);
 
@@ -32,8 +33,8 @@ inline bool has_notification(const FollowerNotification& notification) {
   return !notification.command.empty() || !notification.url.empty();
 }
 
-/// Passes everything on and counts what is read: objects (an object read in ranges counts once, by its first byte) and
-/// bytes. A question that finds nothing is no read. Keeps one small object between two reads of it in one step.
+/// Forwards all calls to a store and counts the objects and bytes read. An object read in ranges counts once, when its
+/// first byte is read; reads that find nothing do not count. Can cache one small object between two reads in a step.
 class MeteredStore : public ObjectStore {
  public:
   explicit MeteredStore(std::shared_ptr<ObjectStore> store) : store_(std::move(store)) {}
@@ -41,7 +42,7 @@ class MeteredStore : public ObjectStore {
   std::uint64_t objects() const noexcept { return objects_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
   void reset() noexcept { objects_ = bytes_ = 0; }
-  /// Makes the next object that is found under `key` answer later reads of it, until the next call.
+  /// Caches the next object that is read under `key` for later reads, until the next call of keep().
   void keep(const std::string& key) {
     const std::lock_guard lock(mutex_);
     kept_key_ = key;
@@ -127,15 +128,15 @@ struct LogFollower::State {
 
   std::optional<FollowerState> saved;  ///< Content of the state file, or its next content.
   bool started = false;                ///< The target has been recovered, and nothing has gone wrong with it since.
-  std::optional<StateDigest> digest;   ///< Digest of the target.
-  std::optional<FollowerState::Position> position;  ///< Version and digest of the target, when its version is known.
-  std::optional<std::uint64_t> searched;            ///< No version up to this one has the digest.
+  std::optional<StateDigest> digest;   ///< Digest of the target, once it is known.
+  std::optional<FollowerState::Position> position;  ///< Version and digest of the target, if its version is known.
+  std::optional<std::uint64_t> searched;            ///< No version up to this one has the target's digest.
   LogCommit head;
-  std::optional<LogMap> map;  ///< Map of the log, built anew by each step.
+  std::optional<LogMap> map;  ///< Map of the log, rebuilt by each step.
   FollowReport report;
 
   std::string scratch;
-  LogMap::ObjectId in_use;  ///< The object that is being worked on: whose fault an error would be.
+  LogMap::ObjectId in_use;  ///< The object in use, which is to blame for an error.
   std::atomic<bool> stopping{false};
 
   std::mutex lease_mutex;

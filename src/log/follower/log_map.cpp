@@ -18,7 +18,8 @@ std::uint64_t saturating_add(std::uint64_t a, std::uint64_t b) {
   return a > std::numeric_limits<std::uint64_t>::max() - b ? std::numeric_limits<std::uint64_t>::max() : a + b;
 }
 
-/// Best known path to a version: through an edge, from an anchor, or neither (the version that is here already).
+/// Best known path to a version. It ends with a delta (`edge`) or starts from an anchor; with neither, the target is at
+/// the version already.
 struct Arrival {
   std::uint64_t cost = 0;
   std::uint64_t objects = 0;
@@ -26,7 +27,7 @@ struct Arrival {
   const DeltaRef* edge = nullptr;
   const AnchorRef* anchor = nullptr;
 
-  /// Prefers lower costs, then fewer objects, then deltas to an anchor, which replaces everything.
+  /// Prefers lower costs, then fewer objects, then deltas over an anchor, which replaces the whole target.
   friend bool operator<(const Arrival& a, const Arrival& b) {
     return std::make_tuple(a.cost, a.objects, a.anchor != nullptr) <
            std::make_tuple(b.cost, b.objects, b.anchor != nullptr);
@@ -50,8 +51,8 @@ Arrival extended(const Arrival& before, std::uint64_t bytes, std::uint64_t objec
 
 }  // namespace
 
-// A delta leads to a higher version, so edges taken in order of where they begin find the best way to their beginning
-// settled: one pass over the sorted edges, and nothing that a forged catalog can turn into a cycle.
+// A delta leads to a higher version. So if the edges are taken in order of their base versions, the best path to each
+// base is already final. One pass over the sorted edges suffices, and a forged catalog cannot make a cycle.
 std::optional<CatchUpPath> cheapest_path(std::optional<std::uint64_t> from, std::uint64_t to,
                                          const std::vector<DeltaRef>& edges, const std::vector<AnchorRef>& anchors,
                                          std::uint64_t object_cost_bytes) {
@@ -134,7 +135,7 @@ std::vector<DeltaRef> LogMap::edges() const {
   std::vector<DeltaRef> edges;
   for (const DeltaRef& edge : catalog_.deltas) {
     if (by_commits_) break;
-    // The commit is the truth, the catalog a hint.
+    // Commits have precedence; the catalog is only a hint.
     if (edge.to == edge.from + 1 && !commits_.contains(edge.to) && usable(edge)) edges.push_back(edge);
   }
   if (merged_ && !every_version_ && !by_commits_) {
@@ -159,10 +160,10 @@ std::vector<AnchorRef> LogMap::anchors(std::uint64_t least, std::uint64_t most) 
   return usable;
 }
 
-/// Backwards from `to`: of the versions from which it can be reached, the lowest that nothing has been read for gets
-/// its single delta, until the beginning is among them.
+/// Reads commits until a path to `to` is known. Works backwards: of the versions from which `to` can be reached, reads
+/// the commit of the lowest one not read yet, which adds its single delta. Stops when a possible start is among them.
 void LogMap::read_missing(std::optional<std::uint64_t> from, std::uint64_t to, const std::vector<AnchorRef>& anchors) {
-  std::multimap<std::uint64_t, std::uint64_t> beginnings;  // By end.
+  std::multimap<std::uint64_t, std::uint64_t> beginnings;  // Base versions of deltas, by target version.
   for (const DeltaRef& edge : edges()) {
     if (edge.to <= to) beginnings.emplace(edge.to, edge.from);
   }
@@ -230,7 +231,7 @@ std::optional<std::uint64_t> LogMap::find(const StateDigest& digest, std::uint64
   for (std::uint64_t version = head; version > 0; --version) {
     if ((bounded && head - version >= kMostCommits) || (after && version - 1 <= *after)) break;
     if (is(version - 1)) return version - 1;
-    if (!commits_.contains(version - 1)) break;  // Before the first.
+    if (!commits_.contains(version - 1)) break;  // Before the log's first commit.
   }
   return std::nullopt;
 }

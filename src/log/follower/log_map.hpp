@@ -12,8 +12,8 @@
 
 namespace sparsecast {
 
-/// Paths through a log as far as a follower knows them: the catalog's edges and anchors, and the commits that it has
-/// read. Memory: the catalog, and about 100 bytes for each commit read.
+/// The paths through a log that a follower knows: from the deltas and anchors of the catalog, and from the commits that
+/// it has read. Takes the memory of the catalog and about 100 bytes for each commit read.
 class LogMap {
  public:
   /// Most commits read in search of a path or a version while an anchor could be taken instead.
@@ -23,7 +23,7 @@ class LogMap {
       : reader_(reader), merged_(merged), every_version_(every_version), object_cost_bytes_(object_cost_bytes) {}
 
   void add(const LogCommit& commit);
-  /// Reads the catalog, unless that has been done and is not `again` asked for.
+  /// Reads the catalog. If it has been read before, does so only if `again` is set.
   void load_catalog(bool again = false);
   /// Drops the catalog's deltas: from this call on, only its anchors and the deltas that commits name are used.
   void plan_by_commits() { by_commits_ = true; }
@@ -38,19 +38,19 @@ class LogMap {
   /// Excludes an object that could not be used from all later paths.
   void avoid(const ObjectId& object) { avoided_.insert(object); }
 
-  /// Returns the digest that the commit of a version names, or nullopt when that commit has not been read.
+  /// Returns the digest in the commit of a version, or nullopt if that commit has not been read.
   std::optional<StateDigest> digest_of(std::uint64_t version) const;
-  /// Reads the commit. Throws Error{kGone} when there is none.
+  /// Returns the digest in the commit of a version, which it reads if necessary. Throws Error{kGone} if there is no
+  /// commit.
   StateDigest require_digest(std::uint64_t version);
 
-  /// Returns the cheapest known path to `to`, after reading the commits that the catalog lacks for there to be one. It
-  /// starts at `from` if possible; an anchor older than `from` is never taken. Returns nullopt when nothing leads
-  /// there.
+  /// Returns the cheapest known path to `to`; first reads commits if the catalog's deltas do not suffice for a path.
+  /// Starts at `from` if possible, and never uses an anchor older than `from`. Returns nullopt if there is no path.
   std::optional<CatchUpPath> path(std::optional<std::uint64_t> from, std::uint64_t to);
 
-  /// The version whose digest is `digest`: looked for at `hint` and after it, at `head`, at 0, then from the head
-  /// downwards; kMostCommits of each, or all when there is no anchor. Only versions after `after`, if given: an earlier
-  /// search has been in vain.
+  /// Returns the version whose digest is `digest`, or nullopt. Searches `head`, then from `hint` upwards (up to
+  /// kMostCommits versions), then 0, then from the head downwards (up to kMostCommits versions, or all if there is no
+  /// anchor). If `after` is given, searches only later versions, because an earlier search covered the others.
   std::optional<std::uint64_t> find(const StateDigest& digest, std::uint64_t head, std::optional<std::uint64_t> hint,
                                     std::optional<std::uint64_t> after);
 

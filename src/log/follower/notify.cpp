@@ -26,7 +26,7 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kSlice{10};
-constexpr std::chrono::milliseconds kGrace{2'000};  ///< Between SIGTERM and SIGKILL.
+constexpr std::chrono::milliseconds kGrace{2'000};  ///< Time between SIGTERM and SIGKILL.
 
 nlohmann::json parse_object(const std::string& text) {
   nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
@@ -36,13 +36,14 @@ nlohmann::json parse_object(const std::string& text) {
   return json;
 }
 
-/// Attributes and file actions of posix_spawn, which must be destroyed.
+/// Owns the attributes and file actions of posix_spawn.
 class SpawnSettings {
  public:
-  SpawnSettings() {  // NOLINT(cppcoreguidelines-pro-type-member-init): by their own functions.
+  SpawnSettings() {  // NOLINT(cppcoreguidelines-pro-type-member-init): initialised by their own functions.
     posix_spawnattr_init(&attributes);
     posix_spawn_file_actions_init(&actions);
-    // A group of its own, so that what the command starts ends with it; no input; default signals.
+    // The command gets its own process group, so that processes that it starts end with it, no input, and default
+    // signals.
     sigset_t all;
     sigfillset(&all);
     sigset_t none;
@@ -83,7 +84,7 @@ std::vector<std::string> environment_with(const std::vector<std::string>& added)
   return all;
 }
 
-/// Waits for the child. Returns its wait status, or nothing at `deadline` or when `stopped` returns true.
+/// Waits for the child. Returns its wait status, or nothing at `deadline` or once stopped() returns true.
 std::optional<int> wait_for(pid_t child, steady_clock::time_point deadline, const std::function<bool()>& stopped) {
   while (true) {
     int status = 0;
@@ -100,7 +101,7 @@ std::optional<int> wait_for(pid_t child, steady_clock::time_point deadline, cons
 void end(pid_t child) {
   ::kill(-child, SIGTERM);
   if (wait_for(child, steady_clock::now() + kGrace, nullptr)) {
-    ::kill(-child, SIGKILL);  // What it has started.
+    ::kill(-child, SIGKILL);  // Processes that the command has started.
     return;
   }
   ::kill(-child, SIGKILL);

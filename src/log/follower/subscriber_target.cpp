@@ -86,7 +86,7 @@ class SubscriberTarget : public FollowerTarget {
   }
 
  private:
-  /// The engine does not read the weights while this lives.
+  /// The engine does not read the weights while this object exists.
   class Pause {
    public:
     explicit Pause(const std::function<void(bool)>& pause) : pause_(pause) {
@@ -102,7 +102,7 @@ class SubscriberTarget : public FollowerTarget {
     const std::function<void(bool)>& pause_;
   };
 
-  /// The digest says which version is here; the number is the log's business.
+  /// Sets the subscriber's version number to the delta's base version: the log identifies versions by digest.
   void align_version(const DeltaHeader& header) {
     if (subscriber_.dirty() || subscriber_.version() == header.base_version) return;
     if (subscriber_.digest() == header.base_digest) subscriber_.reset(header.base_version, header.base_digest);
@@ -128,7 +128,7 @@ class SubscriberTarget : public FollowerTarget {
     }
   }
 
-  /// Audits the tensors after a failed load; tensors that were overwritten in part belong to no version, so the audit
+  /// Audits the tensors after a failed load. If they were partly overwritten, they belong to no version, and the audit
   /// marks the subscriber as dirty.
   void mark_if_changed() {
     try {
@@ -140,7 +140,7 @@ class SubscriberTarget : public FollowerTarget {
   void remove_quietly(const std::string& directory) noexcept {
     try {
       if (fs_.exists(directory)) remove_tree(fs_, directory);
-    } catch (...) {  // Left in the scratch directory, which is cleaned at the next start.
+    } catch (...) {  // Remains in the scratch directory, which is cleaned at the next start.
     }
   }
 

@@ -23,7 +23,7 @@ std::span<const std::byte> bytes_of_text(std::string_view text) { return std::as
   throw Error(ErrorCode::kCorrupt, fmt::format("{} (at offset {})", what, offset), name);
 }
 
-/// Takes the record apart line by line.
+/// Splits a record into lines.
 class RecordLines {
  public:
   RecordLines(std::string_view text, const std::string& name) : text_(text), name_(name) {}
@@ -71,7 +71,7 @@ void require_kind(std::string_view rest, std::string_view kind, const std::strin
   }
 }
 
-/// Returns whether the nesting exceeds its bound; checked before the parser recurses.
+/// Returns whether the JSON is nested too deeply. Called first, because the parser recurses.
 bool nests_too_deeply(std::string_view json) {
   std::size_t depth = 0;
   for (const char c : json) {

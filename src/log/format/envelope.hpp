@@ -8,9 +8,9 @@
 //     blake2b-256 HASH
 //     signature SIGNATURE
 //
-// HASH covers everything before its line; SIGNATURE (absent when the JSON's "signer" is empty) everything before its
-// own, by the key that the JSON names: algorithm, kind and format version are signed with the content. The JSON is
-// canonical (keys sorted, no spaces, integers only): a record has one form, and every other one is refused.
+// HASH covers everything before its line. SIGNATURE covers everything before its own line, by the key in the JSON's
+// "signer"; it is absent if "signer" is empty. So algorithm, kind and format version are signed with the content. The
+// JSON is canonical (keys sorted, no spaces, integers only): a record has one form, and any other form is refused.
 
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -22,20 +22,21 @@
 
 namespace sparsecast {
 
-/// Most bytes of a record; a larger object is refused unread.
+/// Largest size of a record in bytes. A larger object is refused without being read.
 inline constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{16} << 20;
 
 struct OpenedRecord {
   nlohmann::json fields;
-  std::optional<PublicKey> signer;  ///< Its signature has been verified.
+  std::optional<PublicKey> signer;  ///< Key whose signature has been verified, if the record is signed.
   ContentHash hash;
 };
 
 /// Wraps `fields`, a JSON object, in an envelope; adds "signer", and signs it unless `key` is null.
 Bytes make_record(std::string_view kind, nlohmann::json fields, const SigningKey* key, ContentHash* hash = nullptr);
 
-/// Throws Error{kCorrupt} for anything that make_record does not write, kReplayed for a record of another kind,
-/// kUnsupported for a newer format, kForeignKey when the signature is not the named key's. `name` goes into errors.
+/// Opens and verifies a record. Throws Error{kCorrupt} for anything that make_record does not write, kReplayed for a
+/// record of another kind, kUnsupported for a newer format, and kForeignKey if the signature is not by the named key.
+/// Errors name `name`.
 OpenedRecord open_record(std::string_view kind, ConstBytes bytes, const std::string& name);
 
 }  // namespace sparsecast

@@ -20,7 +20,7 @@ inline std::string hex_of(std::span<const std::byte> bytes) {
   return text;
 }
 
-/// Decodes what hex_of encodes. Returns false unless `text` is exactly two lower-case digits for each byte of `bytes`.
+/// Decodes the output of hex_of. Returns false unless `text` is exactly two lower-case digits for each byte of `bytes`.
 inline bool bytes_from_hex(std::string_view text, std::span<std::byte> bytes) noexcept {
   if (text.size() != bytes.size() * 2) return false;
   const auto digit = [](char c) -> int {

@@ -11,7 +11,7 @@ namespace {
 
 std::string digits(std::uint64_t version) { return fmt::format("{:010}", version); }
 
-/// Parses a version in the form that digits() writes only.
+/// Parses a version. Accepts only the form that digits() writes.
 std::optional<std::uint64_t> version_of(std::string_view text) {
   if (text.size() < 10 || text.size() > 16 || (text.size() > 10 && text.front() == '0')) return std::nullopt;
   std::uint64_t version = 0;
@@ -31,7 +31,7 @@ std::optional<ContentHash> hash_of(std::string_view text) {
   }
 }
 
-/// Returns the text between `prefix` and `suffix`, or an empty view when the text has another form.
+/// Returns the text between `prefix` and `suffix`, or an empty view if the text does not have both.
 std::string_view between(std::string_view text, std::string_view prefix, std::string_view suffix) {
   if (!text.starts_with(prefix) || !text.ends_with(suffix) || text.size() < prefix.size() + suffix.size()) return {};
   return text.substr(prefix.size(), text.size() - prefix.size() - suffix.size());

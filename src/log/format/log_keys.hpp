@@ -9,14 +9,14 @@
 
 namespace sparsecast {
 
-/// Returns whether the store itself failed, which says nothing about its content.
+/// Returns whether the store itself failed, so that the error does not mean that its content is bad.
 inline bool is_of_the_store(const Error& error) noexcept {
   return error.code() == ErrorCode::kIo || error.code() == ErrorCode::kTimeout ||
          error.code() == ErrorCode::kUnauthenticated;
 }
 
-// Keys of the objects of a log, and what a key says of its object. Only garbage collection and the search for a
-// starting point read them back: whatever a key claims, the object is verified.
+// Keys of the objects of a log, and the facts that a key states about its object. Only garbage collection and the
+// search for a starting point parse keys. Objects are always verified, whatever their keys claim.
 
 inline constexpr const char* kCommitPrefix = "commits/";
 inline constexpr const char* kDeltaPrefix = "deltas/";

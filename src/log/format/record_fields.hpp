@@ -18,7 +18,7 @@ namespace sparsecast {
 /// Largest integer that every JSON reader holds exactly.
 inline constexpr std::uint64_t kMaxJsonInteger = std::uint64_t{1} << 53;
 
-/// Reads the fields of one object of a record, each once; finish() refuses what was not asked for.
+/// Reads the fields of one JSON object of a record, each once. finish() throws if a field has not been read.
 class Fields {
   using Json = nlohmann::json;
 
@@ -28,7 +28,7 @@ class Fields {
     ++taken_;
     return *found;
   }
-  /// Accepts the canonical form of a value only: hash_from_hex would take upper-case digits.
+  /// Accepts only the canonical form of a value, because hash_from_hex also accepts upper-case digits.
   template <class Convert>
   auto convert(const char* key, std::size_t digits, Convert from_text) {
     const std::string& hex = text(key, digits);
@@ -94,7 +94,7 @@ class Fields {
   const Json& object_;
   const std::string& name_;
   std::string path_;
-  std::size_t taken_ = 1;  // "signer", which open_record has read.
+  std::size_t taken_ = 1;  // Number of fields read, with "signer", which open_record has read.
 };
 
 }  // namespace sparsecast

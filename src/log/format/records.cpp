@@ -86,7 +86,7 @@ std::vector<DeltaRef> refs_of(Fields& fields, const char* key) {
   return refs;
 }
 
-/// Returns whether the text is a plain file name: no separator, not hidden, nothing with a meaning to file systems.
+/// Returns whether the text is a plain file name: without separators, not hidden, and not special to file systems.
 bool is_file_name(const std::string& text) {
   const auto good = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' ||

@@ -9,19 +9,19 @@
 namespace sparsecast {
 
 // The records of a log and their JSON (docs/delta-log.md, "Records"). Parsing checks every field: rank info, type,
-// range, and that there is no other; `name` goes into errors. Throws what open_record throws. Whether a record may
-// stand where it was found, and whether its signer is trusted, is for LogReader.
+// range, and that there are no other fields. Errors name `name`. Throws what open_record throws. LogReader checks
+// whether a record belongs where it was found, and whether its signer is trusted.
 
 inline constexpr const char* kCatalogKey = "catalog";
 inline constexpr const char* kFloorKey = "floor";
 inline constexpr std::size_t kMaxLabelBytes = 256;
 inline constexpr std::size_t kMaxKeys = 64;
-inline constexpr std::size_t kMaxCatalogEntries = 4096;  ///< Most entries of each list in a catalog.
+inline constexpr std::size_t kMaxCatalogEntries = 4096;  ///< Largest number of entries of each list in a catalog.
 inline constexpr std::size_t kMaxAnchorFiles = 65536;
 /// Bound on versions, so that sums of them never overflow.
 inline constexpr std::uint64_t kMaxVersion = std::uint64_t{1} << 53;
 
-/// Encodes a record, and sets record_hash (where there is one) and signer of the argument, as the functions below do.
+/// Encodes a record, and sets `signer` and, if the argument has it, `record_hash`. So do the functions below.
 Bytes pack(LogCommit& commit, const SigningKey* key);
 Bytes pack(LogCatalog& catalog, const SigningKey* key);
 Bytes pack(LogAnchor& anchor, const SigningKey* key);

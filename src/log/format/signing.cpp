@@ -73,7 +73,7 @@ bool verify_signature(const PublicKey& key, std::span<const std::byte> message, 
                                      raw(key.bytes.data())) == 0;
 }
 
-/// Locked pages that libsodium guards; zeroed when freed.
+/// Secret key in locked, guarded pages of libsodium, which are zeroed when freed.
 struct SigningKey::Secret {
   unsigned char* bytes;  ///< crypto_sign_SECRETKEYBYTES: seed, then public key.
 

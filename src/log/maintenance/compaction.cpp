@@ -5,7 +5,7 @@
 //     span 4:   0-4 4-8 8-12 12-16 ...   of single deltas
 //     span 16:  0-16 ...                 of the four of span 4
 //
-// The same inputs make the same bytes, so that work that is lost or done twice leaves the same objects.
+// The same inputs give the same bytes, so that repeated work makes the same objects.
 
 #include <fmt/format.h>
 
@@ -25,7 +25,7 @@ namespace {
 constexpr const char* kScratchPrefix = "sparsecast-merge.";
 constexpr std::chrono::hours kScratchAge{1};
 
-/// A temporary file, removed with the object, unless it is another's.
+/// A temporary file, which the destructor removes unless it belongs to another owner.
 class ScratchFile {
  public:
   enum class Owner : std::uint8_t { kThis, kOther };
@@ -37,7 +37,7 @@ class ScratchFile {
     try {
       if (fs_.exists(path_)) fs_.remove(path_);
     } catch (...) {
-      // The next compaction that finds it old enough tries again.
+      // A later compaction removes the file once it is old enough (sweep()).
     }
   }
   ScratchFile(const ScratchFile&) = delete;
@@ -59,13 +59,13 @@ void sweep(FileSystem& fs, const std::string& scratch) {
     try {
       if (now - fs.modified(path) > kScratchAge) fs.remove(path);
     } catch (const Error&) {
-      if (fs.exists(path)) throw;  // Else its owner has removed it.
+      if (fs.exists(path)) throw;  // Otherwise its owner has removed it.
     }
   }
 }
 
-/// Makes one merged delta out of a chain, two at a time. All that it joins stands by itself: `context` deltas are taken
-/// from what the mirror has kept.
+/// Makes one merged delta out of a chain, two at a time. It joins only deltas that can be decoded without the weights:
+/// for `context` deltas it uses the plain copies that the mirror has kept.
 class Merger {
  public:
   Merger(LogReader& reader, FileSystem& fs, std::string prefix, int threads, VersionDigest digest_of,
@@ -78,7 +78,7 @@ class Merger {
         mirror_(mirror) {}
 
   /// Merges the deltas of the chain to a file. Returns null when two of them have different value codecs, or when one
-  /// has `context` positions (without_base() then) and the mirror has kept nothing of it.
+  /// has `context` positions (without_base() then) and the mirror has kept no plain copy.
   std::unique_ptr<ScratchFile> merge(const std::vector<DeltaRef>& chain) {
     std::unique_ptr<ScratchFile> merged = plain(chain.front());
     for (std::size_t i = 1; merged != nullptr && i < chain.size(); ++i) {
@@ -89,12 +89,12 @@ class Merger {
     return merged;
   }
   bool without_base() const noexcept { return without_base_; }
-  /// True when a part of what was merged has `context` positions in the log.
+  /// Returns whether any merged delta has `context` positions in the log.
   bool context() const noexcept { return context_; }
 
-  /// Writes a merged delta with `context` positions. Its base is the mirror's weights with the merged delta and
-  /// `after`, the single deltas from its end to the mirror's version, undone. Returns null when one of those has
-  /// `context` positions and the mirror has not kept it in plain form.
+  /// Writes a merged delta with `context` positions. To get its base, undoes from the mirror's weights the merged delta
+  /// and `after`, the single deltas from its end to the mirror's version. Returns null if one of these has `context`
+  /// positions and the mirror has not kept it in plain form.
   std::unique_ptr<ScratchFile> with_context(const ScratchFile& merged, const std::vector<DeltaRef>& after) {
     std::unique_ptr<ScratchFile> since;
     for (const DeltaRef& ref : after) {
@@ -130,7 +130,7 @@ class Merger {
     });
     return output;
   }
-  /// Returns the delta in a form that stands by itself, or null.
+  /// Returns the delta in a form that can be decoded without the weights, or null.
   std::unique_ptr<ScratchFile> plain(const DeltaRef& ref) {
     if (mirror_) {
       if (const auto kept = mirror_->plain.find(ref.from, ref.to, digest_of_)) {
@@ -175,16 +175,16 @@ class Merger {
   bool without_base_ = false;
 };
 
-/// Returns how many versions back merged deltas are made: as many as the catalog can list with room to spare.
+/// Returns how many versions back merged deltas are made: as many as fill three quarters of the catalog.
 std::uint64_t reach_of(const std::vector<std::uint32_t>& spans) {
-  double entries = 0;  // A version.
+  double entries = 0;  // Number of merged deltas per version.
   for (const std::uint32_t span : spans) entries += 1.0 / span;
   return static_cast<std::uint64_t>(0.75 * static_cast<double>(kMaxCatalogEntries) / entries);
 }
 
 }  // namespace
 
-/// Returns the chain of deltas of a span, or nothing when a part of it is missing.
+/// Returns the chain of deltas of a span, or an empty list if a part is missing.
 std::vector<DeltaRef> LogWriter::State::parts_of(std::uint64_t from, std::uint64_t to, std::uint32_t step,
                                                  const MergedDeltas& merged) {
   std::vector<DeltaRef> parts;
@@ -201,7 +201,7 @@ std::vector<DeltaRef> LogWriter::State::parts_of(std::uint64_t from, std::uint64
   return parts;
 }
 
-/// Composes the deltas of a span and uploads the result. Returns nullopt when it cannot be done.
+/// Composes the deltas of a span and uploads the result. Returns nullopt if they cannot be composed.
 std::optional<DeltaRef> LogWriter::State::merge_span(const std::vector<DeltaRef>& parts, FileSystem& fs,
                                                      const std::string& scratch, std::optional<OpenMirror>& mirror,
                                                      CompactReport& report) {
@@ -217,7 +217,7 @@ std::optional<DeltaRef> LogWriter::State::merge_span(const std::vector<DeltaRef>
       if (smaller) file = std::move(smaller);
     }
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kGone) return std::nullopt;  // Retention was faster.
+    if (error.code() == ErrorCode::kGone) return std::nullopt;  // Garbage collection has removed a part meanwhile.
     throw;
   }
   if (merger.without_base() && !file) ++report.without_base;
@@ -270,7 +270,8 @@ CompactReport LogWriter::compact(FileSystem& fs, const std::string& scratch, std
       const std::optional<DeltaRef> made =
           parts.empty() ? std::nullopt : state.merge_span(parts, fs, scratch, open_mirror, report);
       if (!made) {
-        // A mirror that has not come to the span's end will keep its deltas when it does.
+        // If the mirror has not reached the span's end yet, it will keep plain deltas on its way, so the span may
+        // succeed later.
         if (!open_mirror || to <= open_mirror->version) state.uncomposable.insert(place);
         continue;
       }
@@ -283,7 +284,7 @@ CompactReport LogWriter::compact(FileSystem& fs, const std::string& scratch, std
     }
     step = span;
   }
-  // A plain delta is still needed while a span that takes it has not ended.
+  // A plain delta is needed until the span that will contain it has ended.
   const std::vector<std::uint32_t>& spans = state.options.merge_spans;
   if (open_mirror) {
     open_mirror->plain.remove_if([&](std::uint64_t from, std::uint64_t to) {

@@ -4,9 +4,9 @@
 //
 //     choose floor -> floor durable -> leases again (floor lowered?) -> catalog -> removal
 //
-// A reader writes its lease, then reads the floor. Whoever comes second sees the other: the reader a floor above what
-// it wants (Error{kGone}, it starts from an anchor), or this a lease that it did not know. A crash anywhere leaves what
-// the next call removes.
+// A reader writes its lease, then reads the floor. Whoever is second sees the other's write: the reader sees a floor
+// above its version (Error{kGone}, it starts from an anchor), or the collector sees the new lease. After a crash at any
+// point, the next call removes the rest.
 
 #include <algorithm>
 
@@ -23,7 +23,7 @@ struct FloorChoice {
   std::string held_by;
 };
 
-/// An anchor of which every file is there.
+/// Returns whether every file of the anchor exists.
 bool is_whole(LogReader& reader, const AnchorRef& ref) {
   try {
     const LogAnchor anchor = reader.anchor(ref);
@@ -31,22 +31,21 @@ bool is_whole(LogReader& reader, const AnchorRef& ref) {
       return reader.store().size(anchor_directory(ref) + "/" + file.name) == file.bytes;
     });
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kGone) return false;  // Another collector was faster.
+    if (error.code() == ErrorCode::kGone) return false;  // Another collector has removed it meanwhile.
     throw;
   }
 }
 
 }  // namespace
 
-/// Returns the oldest version that the policy keeps without regard to leases. Assumes that commits are in the order of
-/// their times.
+/// Returns the oldest version that the policy keeps, leases aside. Assumes that the times of commits ascend.
 std::uint64_t LogWriter::State::oldest_kept(const LogCommit& newest, std::uint64_t floor,
                                             const RetentionPolicy& policy) {
   const std::uint64_t wanted = std::max<std::uint64_t>(policy.keep_versions, 1) - 1;
   std::uint64_t oldest = newest.version - std::min(newest.version - floor, wanted);
   const auto is_young = [&](std::uint64_t version) { return now() - existing_commit(version).time < policy.keep_time; };
   if (policy.keep_time.count() <= 0 || oldest == floor || !is_young(oldest)) return oldest;
-  std::uint64_t old = floor;  // Or perhaps young, too: then it is the answer.
+  std::uint64_t old = floor;  // If the floor is young, too, it is the result.
   if (is_young(old)) return old;
   while (oldest - old > 1) {
     const std::uint64_t middle = old + (oldest - old) / 2;
@@ -96,8 +95,8 @@ GcReport LogWriter::gc(const RetentionPolicy& policy) {
     }
   }
   view.floor = choice.floor;
-  // A collector that crashed may have raised the floor over a lease that it had not seen yet: that reader has read the
-  // floor before, and needs what lies between.
+  // A collector that crashed may have raised the floor above a lease that it had not seen. The lease's reader read the
+  // old floor, and still needs the versions in between.
   if (const StoredLease* lease = most_demanding(leases, view.stream, view.now, policy)) {
     view.floor = std::min(view.floor, lease->lease.version);
   }
@@ -107,7 +106,8 @@ GcReport LogWriter::gc(const RetentionPolicy& policy) {
     std::erase_if(catalog.merged, [&](const DeltaRef& ref) {
       return ref.from < view.floor || state.store().size(delta_key(ref)) != ref.bytes;
     });
-    // Those that the catalog lost, and not those whose record is gone; one may just have been written.
+    // Adds anchors that the catalog lost, and drops anchors whose record is gone. Asks the store, because an anchor may
+    // just have been written.
     catalog.anchors.insert(catalog.anchors.end(), view.anchors.begin(), view.anchors.end());
     std::erase_if(catalog.anchors, [&](const AnchorRef& anchor) {
       return anchor.version < view.floor || !state.store().size(anchor_record_key(anchor));

@@ -10,11 +10,11 @@
 namespace sparsecast {
 namespace {
 
-constexpr int kMostMerges = 1024;  ///< Of one round; the next one goes on.
+constexpr int kMostMerges = 1024;  ///< Most merges in one round; the next round continues.
 
 }  // namespace
 
-/// Mirror of the log, with the reader and the writer that work on it.
+/// Mirror of the log, and the reader and the writer that maintenance uses.
 struct LogMaintenance::Parts {
   LogReader reader;
   LogWriter writer;
@@ -81,8 +81,8 @@ void LogMaintenance::round() {
   const FollowReport report = parts_->follower.step();
   if (options_.merge) {
     const MergeMirror mirror{options_.mirror, report.version};
-    // One at a time, so that stop() is heard in between; a store that loses what it was given gets no more in this
-    // round.
+    // Merges one span at a time, so that stop() takes effect in between. The limit ends the round even if the store
+    // loses the merged deltas.
     for (int i = 0; i < kMostMerges && !stopping(); ++i) {
       if (parts_->writer.compact(fs_, parts_->scratch, 1, mirror).merged == 0) break;
     }
@@ -94,7 +94,7 @@ void LogMaintenance::round() {
 void LogMaintenance::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    // Woken by request() or stop(), which every owner calls; there is nothing to time out for.
+    // Needs no timeout: request() or stop() wakes the thread, and every owner calls stop().
     changed_.wait(lock, [&] { return stop_ || finished_ < requested_; });
     if (stop_) return;
     const std::uint64_t round_number = requested_;
@@ -107,7 +107,7 @@ void LogMaintenance::run() {
     } catch (const std::exception& thrown) {
       error = Error(ErrorCode::kIo, thrown.what(), options_.mirror);
     }
-    if (error) parts_.reset();  // What they hold may be stale; the next round recovers the mirror.
+    if (error) parts_.reset();  // Their state may be stale; the next round recovers the mirror.
     lock.lock();
     error_ = std::move(error);
     finished_ = round_number;

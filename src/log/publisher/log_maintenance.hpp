@@ -12,15 +12,15 @@
 namespace sparsecast {
 
 /// Background work of a publisher for its readers: a thread keeps the mirror up to date, merges deltas and writes
-/// anchors. It has a reader and a writer of its own and shares nothing with publishing but the store. Thread-safe.
+/// anchors. It has its own reader and writer, and shares only the store with publishing. Thread-safe.
 class LogMaintenance {
  public:
-  /// Does not read or write anything before the first request.
+  /// Neither reads nor writes before the first request().
   LogMaintenance(std::shared_ptr<ObjectStore> store, FileSystem& fs, LogTrust trust, LogPublisherOptions options);
 
   /// Requests another round, because there is a new version.
   void request();
-  /// Waits for the end of the rounds requested so far. Returns false when they have not ended by `until`.
+  /// Waits until the rounds requested so far have ended. Returns false if they have not ended by `until`.
   bool wait(std::chrono::steady_clock::time_point until);
   std::optional<Error> error() const;
   /// Ends the current round at its next object.
@@ -38,7 +38,7 @@ class LogMaintenance {
   FileSystem& fs_;
   LogTrust trust_;
   LogPublisherOptions options_;
-  std::shared_ptr<Parts> parts_;  ///< Used by the thread alone; made in its first round.
+  std::shared_ptr<Parts> parts_;  ///< Used only by the thread, which makes it in its first round.
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

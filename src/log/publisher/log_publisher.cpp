@@ -6,8 +6,8 @@
 //     uploader     object and commit of one delta, at most one at a time
 //     maintainer   mirror, merged deltas, anchors (log_maintenance.cpp)
 //
-// The pending delta belongs to the Publisher and stays as it is until the caller's thread has seen that it is durable;
-// so the uploader may read it without a copy, and repeat it byte for byte.
+// The pending delta belongs to the Publisher. It does not change until the caller's thread has seen that it is durable.
+// So the uploader can read it without a copy, and repeat an upload byte for byte.
 
 #include "sparsecast/log_publisher.hpp"
 
@@ -33,7 +33,7 @@ double seconds_since(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
 }
 
-/// Returns the digest of what the detector takes for the receivers' bits.
+/// Returns the digest of the bits that, to the detector, the receivers hold.
 StateDigest base_digest(const std::shared_ptr<const TensorTable>& table, Detector& detector,
                         const EncodeOptions& encode) {
   const JoinedTables tables(table);
@@ -51,9 +51,9 @@ LogTrust of_any_age(LogTrust trust) {
 
 struct LogPublisher::State {
   enum class AttemptPhase {
-    kIdle,       ///< Nothing is under way; the last publication, if any, is durable and the Publisher knows it.
-    kUploading,  ///< The uploader has it.
-    kDurable,    ///< It is in the log, and the Publisher does not know yet.
+    kIdle,       ///< No attempt is running. The last publication, if any, is durable, and the Publisher knows.
+    kUploading,  ///< The uploader works on the delta.
+    kDurable,    ///< The delta is in the log, but the Publisher does not know yet.
     kUnsettled,  ///< The attempt ended in `error`; the delta is still pending.
   };
 
@@ -70,7 +70,7 @@ struct LogPublisher::State {
     }
   }
 
-  // The caller's thread.
+  // Called by the caller's thread.
   void begin(std::unique_ptr<Detector> detector, const EncodeOptions& encode);
   void start_upload();
   /// Waits until the attempt has ended, or until `until`; then informs the Publisher, or throws the error.
@@ -79,13 +79,13 @@ struct LogPublisher::State {
   void settle(steady_clock::time_point until);
   Error not_durable(const std::string& what) const;
 
-  // The uploader's.
+  // Body of the uploader thread.
   void run_uploader();
   void attempt();
 
   /// Starts both threads, which share the ownership of `self`.
   static void start_threads(const std::shared_ptr<State>& self);
-  /// Waits for them until then; those that are still at work are left to end by themselves.
+  /// Waits for the threads until `until`. Detaches threads that are still working; they end by themselves.
   void end_threads(steady_clock::time_point until);
 
   const ProcessMark process;
@@ -93,10 +93,10 @@ struct LogPublisher::State {
   const std::shared_ptr<const TensorTable> table;
   const LogPublisherOptions options;
   LogReader reader;
-  LogWriter writer;  ///< Used by the upload thread alone once it runs.
+  LogWriter writer;  ///< Used only by the uploader thread, once it runs.
   std::shared_ptr<LogMaintenance> maintenance;
 
-  std::unique_ptr<Publisher> publisher;  ///< Used by the caller's thread alone.
+  std::unique_ptr<Publisher> publisher;  ///< Used only by the caller's thread.
   std::optional<Publication> last;
   std::optional<Error> fenced;
   std::thread uploader;
@@ -108,8 +108,8 @@ struct LogPublisher::State {
   bool stop = false;
   bool uploader_gone = false;
   bool maintainer_gone = false;
-  bool told = false;             ///< The caller has had `error`.
-  const Delta* delta = nullptr;  ///< The Publisher's pending one.
+  bool told = false;             ///< The caller has been told of `error`.
+  const Delta* delta = nullptr;  ///< The Publisher's pending delta.
   std::string label;
   double encode_seconds = 0;
   double upload_seconds = 0;
@@ -172,7 +172,7 @@ void LogPublisher::State::settle(steady_clock::time_point until) {
   try {
     finish_attempt(until);
   } catch (const Error&) {
-    // The error of the attempt before may be long past: one more is made before the caller hears of it.
+    // The error of the earlier attempt may be outdated, so another attempt is made before the caller sees it.
     if (again || fenced) throw;
     {
       const std::lock_guard lock(mutex);
@@ -186,7 +186,7 @@ void LogPublisher::State::settle(steady_clock::time_point until) {
 void LogPublisher::State::run_uploader() {
   std::unique_lock lock(mutex);
   for (;;) {
-    // Woken by start_upload() or the destructor.
+    // start_upload() or the destructor wakes the thread.
     changed.wait(lock, [&] { return stop || phase == AttemptPhase::kUploading; });
     if (phase != AttemptPhase::kUploading) return;
     lock.unlock();
@@ -272,7 +272,8 @@ LogPublisher::~LogPublisher() {
   if (state_->process.is_here()) {
     state_->end_threads(steady_clock::now() + state_->options.deadline);
   } else {
-    new std::shared_ptr<State>(state_);  // Its threads are the parent's; a thread object cannot end without.
+    new std::shared_ptr<State>(state_);  // In a forked child the threads exist only in the parent. The state is leaked,
+                                         // because their std::thread objects cannot be destroyed.
   }
 }
 

@@ -108,14 +108,14 @@ std::vector<LogLease> LogReader::leases() {
   return live;
 }
 
-// Copies of large objects, hashed on their way to the disk.
+// Downloads of large objects, which are hashed while they are written.
 
 namespace {
 
 /// Size of one read, large enough for a store to read its parts in parallel.
 constexpr std::uint64_t kFetchWindowBytes = std::uint64_t{64} << 20;
 
-/// A file that appears under its name when it is whole. Not synced: what is fetched can be fetched again.
+/// A file that gets its name when it is complete. It is not synced, because it can be fetched again.
 class FetchedFile {
  public:
   FetchedFile(FileSystem& fs, const std::string& path)
@@ -126,7 +126,7 @@ class FetchedFile {
     try {
       fs_.remove(temporary_);
     } catch (...) {
-      // The next fetch of this name begins it anew.
+      // The next fetch of this name starts it again.
     }
   }
   FetchedFile(const FetchedFile&) = delete;

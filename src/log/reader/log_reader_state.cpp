@@ -95,7 +95,7 @@ std::optional<std::uint64_t> LogReader::State::hinted_head() {
     return parse_log_catalog(*record, name_of(kCatalogKey)).head;
   } catch (const Error& error) {
     if (is_of_the_store(error)) throw;
-    return std::nullopt;  // Only a hint; whoever asks for the catalog itself is told.
+    return std::nullopt;  // The catalog is only a hint here. Callers that read the catalog itself get the error.
   }
 }
 
@@ -115,7 +115,9 @@ std::uint64_t LogReader::State::first_version() {
   return *(first_ = *std::min_element(versions.begin(), versions.end()));
 }
 
-/// A version that is there, as near to the head as can be told at once, when that is not the newest one known.
+/// Returns a version from which to search for the head: the one after the newest known, the catalog's hint if that is
+/// higher, 0, or the highest listed version. Returns nullopt if there is no commit. Throws Error{kRolledBack} if the
+/// catalog names a missing version.
 std::optional<std::uint64_t> LogReader::State::starting_point() {
   const std::optional<std::uint64_t> hint = hinted_head();
   if (newest) {
@@ -127,15 +129,15 @@ std::optional<std::uint64_t> LogReader::State::starting_point() {
                 name_of(commit_key(*hint)));
   }
   if (has_commit(0)) return 0;
-  // Neither a catalog nor a version 0: a log that began with another version, or none.
+  // Without a catalog and a version 0, the log began with another version, or there is none.
   const std::vector<std::uint64_t> versions = listed_versions();
   if (versions.empty()) return std::nullopt;
   return *std::max_element(versions.begin(), versions.end());
 }
 
 /// Returns the highest version whose commit exists, at or above `version`. Commits are never removed, so there are no
-/// gaps. Throws Error{kCorrupt} where the store has something under every name: before it leaps, what it stands on must
-/// be a commit, and no leap goes beyond the versions that a log can have.
+/// gaps. Searches in steps that double. Throws Error{kCorrupt} if the store claims an object that is not there: after
+/// each longer step, the commit must be readable, and no step goes beyond kMaxVersion.
 std::uint64_t LogReader::State::highest_from(std::uint64_t version) {
   std::uint64_t step = 1;
   while (version + step < kMaxVersion && has_commit(version + step)) {
@@ -154,7 +156,7 @@ std::uint64_t LogReader::State::highest_from(std::uint64_t version) {
   return version;
 }
 
-/// Checks, after a leap over versions that were not read, that the newest commit seen before is still there.
+/// Checks that the newest commit seen before is still there, if versions after it were skipped.
 void LogReader::State::require_same_history(const LogCommit& head) {
   if (!newest || head.version <= newest->version + 1) return;
   const std::optional<LogCommit> seen = load(newest->version);
@@ -175,7 +177,8 @@ std::optional<LogCommit> LogReader::State::find_head() {
                 name_of(commit_key(version)));
   }
   require_same_history(*head);
-  // A key that was retired meanwhile is given away by the commit before; later, memory does that.
+  // On the first read, the commit before the head reveals a head signed by a retired key. Later, the remembered keys
+  // do.
   if (!newest && keys.required() && head->kind != CommitKind::kGenesis && version > 0) {
     const std::string name = name_of(commit_key(version));
     const std::optional<LogCommit> before = load(version - 1);

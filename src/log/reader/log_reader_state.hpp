@@ -21,21 +21,21 @@ namespace sparsecast {
 ///     believed, older commit --changes of keys, read backwards, name the keys of its time--> believed
 ///
 /// (1) Or a commit from which changes of keys lead back to a pinned key. If an earlier process has seen commits of this
-/// log (remember()), the keys must also agree with those.
+/// log (remember()), the keys must also agree with the remembered ones.
 ///
 /// A change of keys is signed by a key of both the old and the new set, so that both ends of a period verify it. Reads
-/// two commits a change, and not more than kMaxChanges of them.
+/// two commits for each change, and at most kMaxChanges changes.
 class TrustedKeys {
  public:
   static constexpr std::size_t kMaxChanges = 4096;
-  /// Reads a commit and checks form and place, not trust. Throws when there is none.
+  /// Reads a commit and checks its form and place, not its signer. Throws if there is none.
   using ReadCommit = std::function<LogCommit(std::uint64_t version)>;
 
   explicit TrustedKeys(std::vector<PublicKey> pinned);
 
   bool required() const noexcept { return !pinned_.empty(); }
-  /// Restores the newest commit that an earlier process has seen. That process may have had other pinned keys, or none:
-  /// the commit makes nothing trusted, but nothing that contradicts it is believed either.
+  /// Restores the newest commit that an earlier process has seen. That process may have had other pinned keys, or none.
+  /// So the commit makes no key trusted, but commits that contradict it are not believed.
   void remember(const LogCommit& commit);
   /// Verifies the commit against the keys in force and learns its keys. Throws Error{kUnsigned | kForeignKey | kMixed}
   /// that names `name`.
@@ -46,7 +46,7 @@ class TrustedKeys {
 
  private:
   struct Period {
-    std::uint64_t since = 0;  ///< The commit that set these keys; they sign what comes after it.
+    std::uint64_t since = 0;  ///< Version of the commit that set these keys. They sign the commits after it.
     std::vector<PublicKey> keys;
     friend bool operator==(const Period&, const Period&) = default;
   };
@@ -64,25 +64,25 @@ class TrustedKeys {
 
   std::vector<PublicKey> pinned_;
   std::optional<LogCommit> remembered_;
-  std::vector<Period> periods_;  ///< Ascending, without gaps; the last reaches up to newest_.
-  std::uint64_t newest_ = 0;     ///< Meaningless while there are no periods.
+  std::vector<Period> periods_;  ///< Ascending, without gaps. The last period reaches up to newest_.
+  std::uint64_t newest_ = 0;     ///< Newest believed version; meaningless while there are no periods.
 };
 
 /// Checks that `next` is a valid successor of `before`: hash of the predecessor, version, stream, table, base digest,
 /// epoch and publisher, keys. Throws Error{kMixed | kReplayed | kRolledBack} that names `name`, the place of `next`.
 void require_follows(const LogCommit& before, const LogCommit& next, const std::string& name);
 
-/// Knowledge of a reader about its log, and the functions that extend it. `mutex` guards every member but `store` and
-/// `trust`; it is held while records (not deltas or anchors) are read.
+/// What a reader knows about its log, and the functions that extend this knowledge. `mutex` guards every member but
+/// `store` and `trust`; it is held while records (not deltas or anchors) are read.
 struct LogReader::State {
   State(std::shared_ptr<ObjectStore> object_store, LogTrust whom);
 
   std::string name_of(const std::string& key) const;
   bool has_commit(std::uint64_t version);
 
-  /// Reads a commit and checks its form and its place, nothing else.
+  /// Reads a commit and checks only its form and its place. Returns nullopt if there is none.
   std::optional<LogCommit> load(std::uint64_t version);
-  /// Checks the commit against all that is known and believes it, or throws.
+  /// Checks the commit against all known facts, and believes it or throws.
   void accept(const LogCommit& commit);
   void remember(const LogCommit& seen);
 
@@ -95,7 +95,7 @@ struct LogReader::State {
   std::shared_ptr<ObjectStore> store;
   LogTrust trust;
   std::mutex mutex;
-  std::optional<LogCommit> newest;  ///< Remembered (then perhaps only in part), or believed.
+  std::optional<LogCommit> newest;  ///< Newest commit that is remembered (then possibly incomplete) or believed.
   TrustedKeys keys;
   std::set<ContentHash> vouched;  ///< Anchors that a believed catalog names.
 
@@ -108,7 +108,7 @@ struct LogReader::State {
   void keep(const LogCommit& commit);
 
   static constexpr std::size_t kKept = 2048;
-  std::map<std::uint64_t, LogCommit> kept_;  ///< Believed commits; the newest kKept.
+  std::map<std::uint64_t, LogCommit> kept_;  ///< The newest kKept believed commits.
   std::optional<std::uint64_t> first_;
 };
 

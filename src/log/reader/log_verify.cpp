@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The whole log, read anew and compared with itself.
+// Verifies a whole log: reads all objects and checks that they are consistent.
 
 #include <fmt/format.h>
 
@@ -34,7 +34,7 @@ class Verification {
     if (!head) return std::move(report_);
     report_.head = head->version;
     report_.epoch = head->epoch;
-    report_.floor = head->version;  // Until it is known: nothing is asked for that may be gone.
+    report_.floor = head->version;  // Until the floor is known, so that objects that may be gone are not missed.
     check(kFloorKey, [&] { report_.floor = reader_.floor(); });
     check_catalog();
     total_ = (report_.head - std::min(report_.head, report_.floor)) + catalog_.merged.size() + catalog_.anchors.size();
@@ -75,7 +75,7 @@ class Verification {
       if (std::optional<LogCatalog> found = reader_.catalog()) {
         catalog_ = std::move(*found);
       } else if (const auto record = reader_.store().get(kCatalogKey, kMaxRecordBytes)) {
-        parse_log_catalog(*record, kCatalogKey);  // Says why it is of no use.
+        parse_log_catalog(*record, kCatalogKey);  // Throws an error that says why the catalog is unusable.
       }
     });
   }
@@ -109,7 +109,7 @@ class Verification {
   }
 
   std::uint64_t first_version() {
-    // Not the floor: commits are never removed.
+    // Checking starts at the first commit, not at the floor, because commits are never removed.
     if (reader_.store().size(commit_key(0))) return 0;
     for (const StoredObject& object : reader_.store().list(kCommitPrefix)) {
       if (const auto version = version_of_commit_key(object.key)) return *version;

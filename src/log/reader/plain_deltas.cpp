@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kSuffix = ".scd";
 
-/// Returns the versions that a name states; nullopt for a name of another form.
+/// Returns the two versions in a file name, or nullopt if the name has another form.
 std::optional<std::pair<std::uint64_t, std::uint64_t>> versions_of(std::string_view name) {
   if (!name.ends_with(kSuffix)) return std::nullopt;
   name.remove_suffix(kSuffix.size());

@@ -14,7 +14,7 @@
 
 namespace sparsecast {
 
-/// Level that takes the place of an unknown one when deltas that were compressed are written anew.
+/// zstd level for rewriting a compressed delta, whose original level is unknown.
 inline constexpr int kDerivedZstdLevel = 3;
 
 bool is_context(const DeltaFile& delta);
@@ -23,18 +23,20 @@ bool is_compressed(const DeltaFile& delta);
 /// Returns the digest of a version of the log.
 using VersionDigest = std::function<StateDigest(std::uint64_t version)>;
 
-/// Deltas of a followed checkpoint that have `context` positions in the log, with positions that stand by themselves:
-/// PATH.follow/plain/FROM-TO.scd. They are written while the weights before them are at hand, and are what a compaction
-/// joins, because the places of a `context` delta cannot be found again later.
+/// Plain copies of deltas that have `context` positions in the log, for a followed checkpoint:
+/// PATH.follow/plain/FROM-TO.scd. Their positions can be decoded without the weights. They are written while the base
+/// weights are available, because the positions of a `context` delta cannot be decoded later. Compaction joins these
+/// copies.
 class PlainDeltas {
  public:
   PlainDeltas(FileSystem& fs, const std::string& checkpoint);
 
   /// Writes a `context` delta whose base has these tensors; does nothing for others. Throws Error{kIo | kWrongBase}.
   void keep(const DeltaFile& delta, const TensorReader& base, int threads);
-  /// Puts a file with a delta over several versions, which stands by itself, among them.
+  /// Moves a file with a plain delta over several versions into the directory.
   void adopt(const std::string& file, std::uint64_t from, std::uint64_t to);
-  /// Returns the delta's path; nullopt when there is none, or one of another history than that of `digest_of`.
+  /// Returns the path of the kept delta, or nullopt if there is none or if its digests do not match those of
+  /// `digest_of`.
   std::optional<std::string> find(std::uint64_t from, std::uint64_t to, const VersionDigest& digest_of) const;
   /// Removes every kept delta (from, to) for which done(from, to) returns true.
   void remove_if(const std::function<bool(std::uint64_t from, std::uint64_t to)>& done);
@@ -47,7 +49,7 @@ class PlainDeltas {
   std::string directory_;
 };
 
-/// A mirror that is open: its weights, their version, and what was kept while it went there.
+/// An open mirror: its weights, their version, and the plain deltas kept on the way there.
 struct OpenMirror {
   Checkpoint checkpoint;
   std::uint64_t version = 0;

@@ -36,13 +36,13 @@ StoredLease read_lease(const StoredObject& object, const Bytes& record, const st
 std::vector<StoredLease> read_leases(ObjectStore& store) {
   std::vector<StoredLease> leases;
   for (const StoredObject& object : store.list(kLeasePrefix)) {
-    if (is_temporary_key(object.key)) continue;  // Not there yet, or never.
+    if (is_temporary_key(object.key)) continue;  // Not renamed yet, or abandoned.
     std::optional<Bytes> record;
     try {
       record = store.get(object.key, kMaxRecordBytes);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kCorrupt) throw;
-      record.emplace();  // Too large: broken.
+      record.emplace();  // Too large to be a lease, so it counts as broken.
     }
     if (record) leases.push_back(read_lease(object, *record, store.location()));
   }
@@ -55,7 +55,7 @@ bool is_digits(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-/// Divides objects into kept ones and ones to remove.
+/// Divides objects into objects to keep and objects to remove.
 class Planner {
  public:
   Planner(const RetentionView& view, const std::function<ContentHash(std::uint64_t version)>& delta_of)
@@ -96,14 +96,14 @@ class Planner {
 
   void plan_merged(const StoredObject& object) {
     const auto ref = ref_of_delta_key(object.key);
-    if (!ref) return;  // Not ours.
+    if (!ref) return;  // Not an object of the log.
     const bool below = ref->from < view_.floor;
     const bool stray = !merged_.contains(object.key) && is_old(object);
     below || stray ? doom(object) : keep(object);
   }
 
-  /// Above the head nothing is removed: a publisher may be about to commit it, however long it takes. Up to the head
-  /// the commit says which one it was, and it is there, because it was durable before the commit.
+  /// Above the head nothing is removed, because a publisher may still commit a delta, however long it takes. Up to the
+  /// head, the commit names the delta that was chosen, which exists, because it was durable before the commit.
   void plan_deltas(std::uint64_t version, const std::vector<Claimant>& claimants) {
     const bool below = version <= view_.floor;
     const bool disputed = !below && version <= view_.head && claimants.size() > 1;
@@ -122,7 +122,7 @@ class Planner {
       for (const StoredObject& file : files) keep(file);
       return;
     }
-    // First what says that the rest is there.
+    // The record goes first, because it vouches for the other files.
     const std::string record = directory + "/anchor";
     for (const StoredObject& file : files) {
       if (file.key == record) doom(file);

@@ -11,10 +11,10 @@
 
 namespace sparsecast {
 
-/// A lease object. One that cannot be read counts from the first version on, until an hour after it was written.
+/// A lease object. An unreadable lease counts as one for the first version that expires an hour after it was written.
 struct StoredLease {
   LogLease lease;
-  std::chrono::milliseconds modified{0};  ///< Since 1970, by the store's clock.
+  std::chrono::milliseconds modified{0};  ///< Time of the last change since 1970, by the store's clock.
   bool broken = false;
 };
 
@@ -43,8 +43,8 @@ struct RetentionView {
   std::uint64_t head = 0;
   std::chrono::milliseconds now{0};
   RetentionPolicy policy;
-  LogCatalog catalog;              ///< Without what lies below the floor.
-  std::vector<AnchorRef> anchors;  ///< Whose records are there and good.
+  LogCatalog catalog;              ///< The catalog without entries below the floor.
+  std::vector<AnchorRef> anchors;  ///< Anchors whose records exist and are valid.
 };
 
 /// Decision of garbage collection about the objects of a listing.
@@ -54,7 +54,7 @@ struct RetentionPlan {
 };
 
 /// Decides which objects to remove. `delta_of` returns the content hash that the commit of a version names; it is
-/// called only where several objects claim one version.
+/// called only if several objects claim one version.
 RetentionPlan plan_removal(const std::vector<StoredObject>& objects, const std::vector<StoredLease>& leases,
                            const RetentionView& view,
                            const std::function<ContentHash(std::uint64_t version)>& delta_of);

@@ -34,7 +34,7 @@ void TrustedKeys::require_own_key(const LogCommit& commit, const std::string& na
 
 void TrustedKeys::believe(const LogCommit& commit, const std::string& name, const ReadCommit& read) {
   if (!required()) {
-    // Not whom to believe, but that a log which says that it is signed is.
+    // Without pinned keys, only checks that a log that claims to be signed is signed.
     if (!commit.keys.empty()) require_own_key(commit, name);
     return;
   }
@@ -55,7 +55,8 @@ LogCommit TrustedKeys::read_change(const Period& period, const std::string& name
   return change;
 }
 
-/// The commit before a change of keys: bound to it by hash, and its keys allow the change.
+/// Returns the commit before a change of keys. Checks that the change names it by hash and that its keys allow the
+/// change.
 LogCommit TrustedKeys::read_before(const LogCommit& change, const std::string& name, const ReadCommit& read) const {
   const LogCommit before = read(change.version - 1);
   if (change.previous != before.record_hash) {
@@ -99,7 +100,7 @@ void TrustedKeys::begin(std::vector<Period> periods, const LogCommit& commit, co
                         const ReadCommit& read) {
   periods_ = std::move(periods);
   newest_ = commit.version;
-  // A retired key that is still pinned is given away by the keys that were seen after it.
+  // If a retired key is still pinned, the remembered later keys reveal that `commit` is forged.
   if (!remembered_ || remembered_->keys.empty() || remembered_->version > commit.version) return;
   try {
     if (period_at(remembered_->version, commit, name, read) == period_of(*remembered_)) return;
@@ -121,7 +122,7 @@ const TrustedKeys::Period& TrustedKeys::period_at(std::uint64_t version, const L
     }
     periods_.insert(periods_.begin(), period_of(read_before(change, name, read)));
   }
-  // A change of keys is signed by a key of the set that it makes, too: one period decides.
+  // A change of keys is also signed by a key of its new set, so one period suffices to check it.
   return *std::prev(std::upper_bound(periods_.begin(), periods_.end(), version,
                                      [](std::uint64_t at, const Period& period) { return at < period.since; }));
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Anchors: whole checkpoints in the log, so that nobody has to replay it from its beginning.
+// Anchors: whole checkpoints in the log, so that readers need not replay it from its beginning.
 //
 //     verify digest -> files, each durable -> record -> catalog
 //
-// The directory is named after the record, and the record names the files by hash: a crash leaves files without a
-// record, which the same call goes on from, or gc removes.
+// The directory is named after the record, and the record names the files by hash. A crash leaves files without a
+// record. Repeating the call continues from there; otherwise gc removes the files.
 
 #include <fmt/format.h>
 
@@ -27,30 +27,31 @@
 
 namespace sparsecast {
 
-/// A checkpoint cut into the files of an anchor: tensors in the order of the table, plain safetensors, the same bytes
-/// for the same content and size of files, however the checkpoint itself was cut.
+/// A checkpoint cut into the files of an anchor: plain safetensors with the tensors in the order of the table. The
+/// bytes depend only on the content and `file_bytes`, not on the files of the checkpoint.
 class AnchorFiles {
  public:
-  /// Throws Error{kUsage} when that makes too many files.
+  /// Throws Error{kUsage} if `file_bytes` would make too many files.
   AnchorFiles(const CheckpointStore& checkpoint, std::uint64_t file_bytes);
 
   struct Contents {
     std::vector<LogAnchor::FileEntry> files;  ///< In the order of their names.
     StateDigest digest;
   };
-  /// Reads everything once: names, sizes, hashes, and the digest of the state. On `threads` threads, a window each.
+  /// Reads everything once and returns names, sizes, hashes and the digest of the state. Uses `threads` threads, each
+  /// with one read window of memory.
   Contents verify(int threads) const;
 
   using Take = std::function<void(ConstBytes window)>;
-  /// Reads the bytes of a file anew, in order.
+  /// Reads the bytes of a file again, in order.
   void read(const std::string& name, const Take& take) const;
 
  private:
   struct AnchorFile {
     std::string name;
     Bytes header;
-    std::size_t first = 0;  ///< Tensor.
-    std::size_t last = 0;   ///< One behind.
+    std::size_t first = 0;  ///< Index of the first tensor.
+    std::size_t last = 0;   ///< Index after the last tensor.
     std::uint64_t bytes = 0;
   };
   /// Reads a file, and adds its tensors to `digest` unless that is null.
@@ -60,7 +61,7 @@ class AnchorFiles {
 
   const CheckpointStore& checkpoint_;
   std::vector<AnchorFile> parts_;
-  std::string index_;  ///< Text of the index file; empty when there is one part.
+  std::string index_;  ///< Text of the index file; empty if there is only one part.
 };
 
 namespace {
@@ -68,7 +69,7 @@ namespace {
 void upload_file(ObjectStore& store, const std::string& directory, const LogAnchor::FileEntry& entry,
                  const AnchorFiles& files) {
   const std::string key = directory + "/" + entry.name;
-  if (store.size(key) == entry.bytes) return;  // Whole: an upload before was cut short after it.
+  if (store.size(key) == entry.bytes) return;  // An earlier, interrupted upload has completed this file.
   const std::unique_ptr<ObjectUpload> upload = store.upload(key, entry.bytes);
   ContentHasher hasher;
   files.read(entry.name, [&](ConstBytes window) {
@@ -115,7 +116,7 @@ AnchorRef LogWriter::write_anchor(const Checkpoint& checkpoint, const std::strin
 
   ObjectStore& store = state.store();
   if (!store.size(anchor_record_key(ref))) {
-    // Once more round: what was there at first may be removed as somebody's leftovers before the record says whose.
+    // Checks all files twice: gc may remove files of an earlier attempt as leftovers while there is no record.
     for (int round = 0; round < 2; ++round) {
       for (const LogAnchor::FileEntry& entry : anchor.files) upload_file(store, anchor_directory(ref), entry, files);
     }
@@ -136,7 +137,7 @@ double LogWriter::State::replay_seconds(const LogCatalog& catalog, std::uint64_t
   for (const DeltaRef& ref : catalog.deltas) single[ref.to] = cost(ref.bytes);
   std::multimap<std::uint64_t, const DeltaRef*> merged;
   for (const DeltaRef& ref : catalog.merged) merged.emplace(ref.to, &ref);
-  std::vector<double> seconds(to - from + 1, 0.0);  // By version; at most max_versions of them.
+  std::vector<double> seconds(to - from + 1, 0.0);  // Indexed by version - from; at most max_versions.
   for (std::uint64_t version = from + 1; version <= to; ++version) {
     const auto listed = single.find(version);
     double best = seconds[version - from - 1] +
@@ -160,7 +161,7 @@ bool LogWriter::anchor_due() {
   for (const AnchorRef& anchor : catalog.anchors) {
     if (anchor.version <= newest) last = &anchor;
   }
-  if (last == nullptr) return true;  // Nobody can join yet.
+  if (last == nullptr) return true;  // Without an anchor, no reader can join.
   const std::uint64_t distance = newest - last->version;
   if (distance < rule.min_versions) return false;
   if (distance >= rule.max_versions) return true;
@@ -182,7 +183,7 @@ AnchorFiles::AnchorFiles(const CheckpointStore& checkpoint, std::uint64_t file_b
   if (parts_.size() > 1) make_index();
 }
 
-/// A file takes tensors until the next one would make it too large, and at least one.
+/// Cuts the tensors into files. A file takes at least one tensor, and more until the next one would make it too large.
 void AnchorFiles::cut(std::uint64_t file_bytes) {
   const TensorTable& table = checkpoint_.table();
   std::uint64_t data_bytes = 0;
@@ -204,7 +205,7 @@ void AnchorFiles::cut(std::uint64_t file_bytes) {
                                    : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, parts_.size());
     const std::vector<TensorSpec> specs(table.begin() + static_cast<std::ptrdiff_t>(part.first),
                                         table.begin() + static_cast<std::ptrdiff_t>(part.last));
-    // Loaders of the Hugging Face family refuse files that do not say this.
+    // Loaders of the Hugging Face libraries refuse files without this entry.
     part.header = SafetensorsHeader::serialize(specs, {{"format", "pt"}});
     part.bytes = part.header.size();
     for (const TensorSpec& spec : specs) part.bytes += spec.bytes();

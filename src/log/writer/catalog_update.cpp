@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The catalog is read, changed and replaced by whoever has something to add. What is lost when two do so at once costs
-// time: merged deltas are made again, anchors are found again by the next maintenance.
+// Every writer that adds something reads, changes and replaces the catalog. If two do so at once, one update is lost.
+// This only costs time: merged deltas are made again, and the next maintenance finds the anchors again.
 
 #include <algorithm>
 
@@ -13,9 +13,9 @@
 namespace sparsecast {
 namespace {
 
-constexpr std::size_t kListedDeltas = 256;  ///< Single ones; older ones are found through their commits.
+constexpr std::size_t kListedDeltas = 256;  ///< Most single deltas listed; older ones are found through their commits.
 
-/// Sorts references, keeps the last added of each place, and drops all but the newest `limit`.
+/// Sorts references, keeps the one added last for each pair of versions, and drops all but the newest `limit`.
 void tidy(std::vector<DeltaRef>& refs, std::size_t limit) {
   const auto place = [](const DeltaRef& ref) { return std::pair(ref.to, ref.from); };
   std::reverse(refs.begin(), refs.end());
@@ -59,7 +59,7 @@ std::vector<AnchorRef> LogWriter::State::stored_anchors() {
       ref->bytes = reader.anchor(*ref).bytes();
       anchors.push_back(*ref);
     } catch (const Error& error) {
-      if (is_of_the_store(error)) throw;  // Else it is no anchor.
+      if (is_of_the_store(error)) throw;  // Otherwise the object is not a valid anchor.
     }
   }
   return anchors;
@@ -69,7 +69,7 @@ LogCatalog LogWriter::State::catalog_or_rebuilt() {
   try {
     if (std::optional<LogCatalog> catalog = reader.catalog()) return *catalog;
   } catch (const Error& error) {
-    if (is_of_the_store(error)) throw;  // Else another one is written in its place.
+    if (is_of_the_store(error)) throw;  // Otherwise the catalog is bad and is rebuilt.
   }
   const LogCommit newest = current_head();
   LogCatalog catalog;
@@ -110,7 +110,7 @@ void LogWriter::State::enter_commit(const LogCommit& commit) {
       catalog.deltas.push_back({commit.version - 1, commit.version, commit.delta, commit.delta_bytes});
     });
   } catch (const Error&) {
-    // The commit is durable, and that is what the caller is told: a catalog that lags costs readers time.
+    // Not an error for the caller, because the commit is durable. An outdated catalog only costs readers time.
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// How a commit gets into the log: once, or not at all, whatever replies are lost.
+// Writes a commit to the log exactly once or not at all, even if replies are lost.
 
 #include <fmt/format.h>
 

@@ -114,7 +114,7 @@ LogCommit LogWriter::State::publish(const DeltaSource& delta, const std::string&
     }
     return settle();
   }
-  // The call that made it durable may have ended in an error that came after.
+  // An earlier call may have made the commit durable and then ended with an error.
   if (head->kind == CommitKind::kDelta && head->version == delta.header().version && head->delta == hash) return *head;
   require_belongs(delta, *head);
   LogCommit commit = successor(*head, CommitKind::kDelta, label);
@@ -178,7 +178,7 @@ LogCommit LogWriter::take_over(std::shared_ptr<const TensorTable> table, const S
       LogCommit settled = state_->settle();
       if (takeover && settled.digest == expected && settled.table_hash == table->hash()) return settled;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kFenced || takeover) throw;  // What lost is over; now for the log as it is.
+      if (error.code() != ErrorCode::kFenced || takeover) throw;  // The lost attempt is over; goes on from the log.
     }
   }
   const LogCommit before = state_->current_head();
@@ -235,7 +235,8 @@ LogCommit LogWriter::set_keys(std::vector<PublicKey> keys, const std::string& la
     return state_->settle();
   }
   state_->require_trusted_key(*state_->head);
-  // Signed by a key that is trusted before and after, so that no reader ever meets one that is not.
+  // First signs catalog and floor again, by a key that is trusted before and after, so that readers always trust the
+  // signer.
   const std::uint64_t floor = state_->reader.floor();
   state_->update_catalog([](LogCatalog&) {});
   state_->write_floor(floor, state_->head->stream);

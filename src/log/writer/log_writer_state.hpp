@@ -16,7 +16,7 @@ namespace sparsecast {
 
 struct OpenMirror;
 
-/// Bytes of a delta file, independent of where its records are in memory. Refers to the delta that it was made from.
+/// The bytes of a delta file, as pieces that may be anywhere in memory. Refers to the delta that it was made from.
 class DeltaSource {
  public:
   explicit DeltaSource(const DeltaFile& file);
@@ -39,14 +39,14 @@ class DeltaSource {
   CommitRecord result_;
   std::vector<Bytes> owned_;  ///< Memory that some of `pieces_` refer to.
   std::vector<ConstBytes> pieces_;
-  const DeltaFile* file_ = nullptr;  ///< Its frames come before the last piece.
+  const DeltaFile* file_ = nullptr;  ///< File whose frames come before the last piece, or null.
 };
 
 /// The writing half's state (docs/delta-log.md, "Publishing"):
 ///
 ///     idle --create, take_over--> leading --another's commit in the next place--> fenced --take_over--> leading
 ///
-/// While `attempt` is there, its record may or may not be in the log: nothing else is tried for its version.
+/// While `attempt` has a value, its record may or may not be in the log, and no other commit is tried for its version.
 struct LogWriter::State {
   enum class Standing { kIdle, kLeading, kFenced };
   struct Attempt {
@@ -60,24 +60,24 @@ struct LogWriter::State {
   void require_leading() const;
   /// Returns a commit with the fields that every successor of `before` has.
   LogCommit successor(const LogCommit& before, CommitKind kind, const std::string& label) const;
-  /// Makes the object durable and enters it into the commit.
+  /// Makes the delta object durable and sets the commit's reference to it.
   void put_delta(const DeltaSource& delta, LogCommit& commit);
-  /// Begins the attempt and settles it.
+  /// Starts an attempt to write the commit and settles it.
   LogCommit attempt_commit(LogCommit commit);
-  /// Tries to put the record of `attempt` into the log (again); returns the commit when it is there. Throws
-  /// Error{kFenced} when another record is in its place.
+  /// Tries (again) to put the record of `attempt` into the log, and returns the commit once it is there. Throws
+  /// Error{kFenced} if another record is in its place.
   LogCommit settle();
   LogCommit publish(const DeltaSource& delta, const std::string& label);
-  /// A commit with an empty delta, after `before`.
+  /// Writes a commit with an empty delta after `before`.
   LogCommit commit_unchanged(const LogCommit& before, LogCommit commit);
 
   // Catalog (catalog_update.cpp).
   using CatalogChange = std::function<void(LogCatalog& catalog)>;
-  /// Reads, changes, replaces. Throws what the store throws.
+  /// Reads the catalog, applies `change`, and replaces the catalog. Throws what the store throws.
   void update_catalog(const CatalogChange& change);
-  /// Enters a commit into the catalog. A failure to write it is not an error: it costs readers time and nothing else.
+  /// Adds a commit to the catalog. Ignores a failure to write the catalog, which only costs readers time.
   void enter_commit(const LogCommit& commit);
-  /// Returns the catalog, or one rebuilt from the other objects of the log when it is unusable.
+  /// Returns the catalog, or, if it is unusable, one rebuilt from the other objects of the log.
   LogCatalog catalog_or_rebuilt();
   /// Returns the anchors with valid records in the store, whether the catalog knows them or not.
   std::vector<AnchorRef> stored_anchors();
@@ -92,10 +92,10 @@ struct LogWriter::State {
                                      std::optional<OpenMirror>& mirror, CompactReport& report);
   std::uint64_t oldest_kept(const LogCommit& newest, std::uint64_t floor, const RetentionPolicy& policy);
 
-  /// Records that this writer signs have to be believed by readers.
+  /// Throws Error{kUsage | kForeignKey} unless readers would trust records that this writer signs.
   void require_trusted_key(const LogCommit& head) const;
 
-  /// Returns the head, however old it is, for maintenance. Throws Error{kUsage} when there is no log.
+  /// Returns the head for maintenance, however old it is. Throws Error{kUsage} if there is no log.
   LogCommit current_head();
   LogCommit existing_commit(std::uint64_t version);
   ObjectStore& store() { return reader.store(); }
@@ -111,7 +111,7 @@ struct LogWriter::State {
   std::optional<LogCommit> head;
   std::optional<Attempt> attempt;
   MergedDeltas made;
-  /// Spans tried in vain: another value codec begins, or the mirror did not go through a `context` delta.
+  /// Spans that cannot be composed: value codecs differ, or the mirror skipped a `context` delta.
   std::set<std::pair<std::uint64_t, std::uint64_t>> uncomposable;
 };
 

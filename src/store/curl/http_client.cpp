@@ -53,7 +53,7 @@ struct Exchange {
   }
 };
 
-/// No exception may cross libcurl: what a callback cannot take ends the transfer.
+/// Runs a callback's body. No exception may pass through libcurl, so an exception ends the transfer.
 template <class Body>
 std::size_t guarded(std::size_t on_failure, const Body& body) {
   try {
@@ -71,7 +71,7 @@ std::size_t on_send(char* into, std::size_t size, std::size_t count, void* data)
   return length;
 }
 
-/// libcurl sends again from the beginning on a fresh connection when a kept one turns out to be dead.
+/// Rewinds the body: if a kept connection turns out to be dead, libcurl sends again on a new connection.
 int on_rewind(void* data, curl_off_t offset, int origin) {
   auto& exchange = *static_cast<Exchange*>(data);
   if (origin != SEEK_SET || offset < 0 || static_cast<std::size_t>(offset) > exchange.request.body.size()) {
@@ -108,7 +108,7 @@ std::size_t on_header(char* bytes, std::size_t size, std::size_t count, void* da
     }
     std::string_view line(bytes, length);
     while (!line.empty() && static_cast<unsigned char>(line.back()) <= ' ') line.remove_suffix(1);
-    // "100 Continue" comes before the answer proper.
+    // "100 Continue" precedes the actual answer.
     if (line.starts_with("HTTP/")) exchange.answer.headers.clear();
     const std::size_t colon = line.find(':');
     if (colon == std::string_view::npos) return length;
@@ -122,7 +122,7 @@ std::size_t on_header(char* bytes, std::size_t size, std::size_t count, void* da
   });
 }
 
-/// libcurl calls this about once a second, whatever else happens, and when a signal comes.
+/// libcurl calls this about once a second in any case, and when a signal arrives.
 int on_progress(void* data, curl_off_t, curl_off_t received, curl_off_t, curl_off_t sent) {
   auto& exchange = *static_cast<Exchange*>(data);
   const SteadyTime now = std::chrono::steady_clock::now();
@@ -258,7 +258,7 @@ struct HttpClient::Handle {
   Handle& operator=(const Handle&) = delete;
 };
 
-/// A handle for one exchange; back among the idle ones, with its open connection, at the end.
+/// A handle for one exchange. The destructor returns it, with its open connection, to the idle handles.
 class HttpClient::Lease {
  public:
   explicit Lease(HttpClient& client) : client_(client) {
@@ -273,7 +273,7 @@ class HttpClient::Lease {
     curl_easy_reset(handle_->curl);
   }
   ~Lease() {
-    // Until the next exchange it must not know of buffers that are gone by then.
+    // The idle handle must not refer to buffers that no longer exist.
     curl_easy_reset(handle_->curl);
     const std::lock_guard lock(client_.mutex_);
     if (client_.idle_.size() < client_.idle_.capacity()) client_.idle_.push_back(std::move(handle_));

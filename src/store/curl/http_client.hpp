@@ -16,9 +16,10 @@ namespace sparsecast {
 struct HttpRequest {
   std::string method = "GET";  ///< GET, HEAD, PUT, POST or DELETE.
   std::string url;
-  std::vector<std::string> headers;  ///< "name: value"; none without a value, which libcurl's signing would lose.
-  ConstBytes body;                   ///< Lives until the call returns.
-  /// Takes the body of an answer 200 or 206, as it comes; false ends the transfer. Null: the body becomes `text`.
+  std::vector<std::string> headers;  ///< "name: value"; each has a value, because libcurl's signing drops empty ones.
+  ConstBytes body;                   ///< Must stay valid until the call returns.
+  /// Receives the body of an answer 200 or 206, piece by piece; returns false to end the transfer. If null, the body is
+  /// stored in `text`.
   std::function<bool(ConstBytes)> take_body;
 };
 
@@ -26,43 +27,43 @@ struct HttpRequest {
 struct HttpAnswer {
   enum class End {
     kComplete,    ///< `status`, `headers` and the body are whole.
-    kBroken,      ///< The connection could not be made or broke, or the body was cut short: another try may help.
-    kStalled,     ///< Nothing moved for the stall time, or the deadline came.
-    kRefused,     ///< The body or the headers are longer than they may be.
-    kUntrusted,   ///< The server could not verify who it is (TLS).
-    kImpossible,  ///< Another try would end the same.
+    kBroken,      ///< The connection failed or broke, or the body was cut short. Another try may help.
+    kStalled,     ///< No data was transferred for the stall time, or the deadline came.
+    kRefused,     ///< The body or the headers exceed their limit.
+    kUntrusted,   ///< The server's identity could not be verified (TLS).
+    kImpossible,  ///< Another try would fail in the same way.
   };
   End end = End::kImpossible;
   int status = 0;
   std::map<std::string, std::string, std::less<>> headers;  ///< Names in lower case.
-  std::string text;                                         ///< Body that nobody took.
+  std::string text;                                         ///< Body that take_body did not receive.
   std::string trouble;                                      ///< Message from libcurl, unless complete.
   int earlier_attempts = 0;  ///< Failed attempts of the same call before this one; set by the code that repeats calls.
 
   bool is_success() const { return end == End::kComplete && status >= 200 && status < 300; }
-  /// Returns the value of a header, or "" when there is none.
+  /// Returns the value of a header, or "" if it is absent.
   std::string header(std::string_view name) const;
 };
 
 struct HttpOptions {
   std::chrono::milliseconds connect_timeout{5'000};
   std::chrono::milliseconds stall_timeout{15'000};
-  std::string ca_bundle;  ///< "" for the system's.
+  std::string ca_bundle;  ///< "" for the system's CA bundle.
   std::size_t max_text_bytes = std::size_t{8} << 20;
-  // AWS signature version 4 for the service s3; no key: requests are not signed.
+  // AWS signature version 4 for the service s3; without a key, requests are not signed.
   std::string region;
   std::string access_key;
   std::string secret_key;
 };
 
-/// Exchanges over connections that are kept open. Redirects are not followed: what they say is the answer. Thread-safe;
-/// concurrent calls have connections of their own.
+/// Makes HTTP exchanges over connections that it keeps open. Does not follow redirects; they are returned as answers.
+/// Thread-safe; concurrent calls use separate connections.
 class HttpClient {
  public:
   explicit HttpClient(HttpOptions options);
   ~HttpClient();
 
-  /// One exchange; what goes wrong is in the answer. Throws Error only when there is no memory.
+  /// Makes one exchange. Failures are reported in the answer. Throws Error only if there is not enough memory.
   HttpAnswer perform(const HttpRequest& request, std::chrono::steady_clock::time_point deadline);
 
  private:

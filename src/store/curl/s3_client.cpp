@@ -29,7 +29,8 @@ milliseconds Retry::elapsed() const {
 
 bool Retry::again() {
   const milliseconds ceiling = std::min(kLongestWait, kFirstWait * (1 << std::min(attempts_ - 1, 10)));
-  // Between half and all of it: many that were refused together come back apart, and none at once.
+  // Between half of it and all of it, so that clients that were refused together return at different times, and none at
+  // once.
   const milliseconds wait(
       std::uniform_int_distribution<milliseconds::rep>(ceiling.count() / 2, ceiling.count())(jitter_));
   if (std::chrono::steady_clock::now() + wait >= deadline_) return false;
@@ -65,7 +66,7 @@ std::string sha256_hex(ConstBytes bytes) {
 
 bool may_pass(int status, const std::string& code) {
   if (status == 501) return false;
-  // 200 with an error: the server had begun to answer before it failed.
+  // A status 200 with an error means that the server began to answer before it failed.
   if (status >= 500 || status == 408 || status == 429 || status == 200) return true;
   return code == "ConditionalRequestConflict" || code == "OperationAborted" || code == "SlowDown" ||
          code == "RequestTimeout" || code == "IncompleteBody" || code == "InternalError";
@@ -93,13 +94,13 @@ RetryDecision judge_failure(const HttpAnswer& answer) {
   return verdict;
 }
 
-/// Returns nullopt when the answer is one that the caller takes.
+/// Returns nullopt if the caller accepts the answer.
 std::optional<RetryDecision> judge(const HttpAnswer& answer, std::initializer_list<int> expected) {
   if (answer.end != End::kComplete) return judge_failure(answer);
   const std::optional<S3Error> error = parse_s3_error(answer.text);
   if (answer.is_success() && !error) return std::nullopt;
   if (!answer.is_success() && std::find(expected.begin(), expected.end(), answer.status) != expected.end()) {
-    // A bucket that is not there is no absent object, and neither is what something else than S3 does not have.
+    // A missing bucket does not mean an absent object; neither does a 404 from a server that does not speak S3.
     const bool foreign = answer.status == 404 && !error && !answer.text.empty();
     if (!foreign && (!error || error->code != "NoSuchBucket")) return std::nullopt;
   }
@@ -121,7 +122,7 @@ HttpRequest S3Client::sign(const S3Request& request) const {
   HttpRequest http;
   http.method = request.method;
   http.url = request.key.empty() ? address_.bucket_url : address_.object_root + "/" + request.key;
-  // A bucket's own address is "/" in virtual-host style, and libcurl signs the path as it stands.
+  // In virtual-host style, a bucket's own path is "/", and libcurl signs the path without changing it.
   if (request.key.empty() && !options_.path_style.value_or(!options_.endpoint.empty())) http.url += "/";
   if (!request.query.empty()) http.url += "?" + request.query;
   http.headers = request.headers;
@@ -152,7 +153,7 @@ void S3Client::fail(const S3Request& request, const S3Verdict& verdict, const st
                     const Retry& retry) const {
   std::string sentence = fmt::format("{} failed: {} ({} attempt{} in {} ms)", request.method, verdict.sentence,
                                      retry.attempts(), retry.attempts() == 1 ? "" : "s", retry.elapsed().count());
-  // The deadline may cut off the last attempt, which then says nothing of the cause.
+  // The deadline may cut off the last attempt, whose error then does not tell the cause.
   if (!before.empty() && before != verdict.sentence) sentence += "; before that: " + before;
   throw Error(verdict.code, sentence, name_of(request.key.empty() ? request.prefix : request.key));
 }

@@ -19,16 +19,16 @@
 
 namespace sparsecast {
 
-/// Attempts of one operation until a deadline: exponential back-off with jitter, by the steady clock.
+/// Repeats one operation until a deadline, with exponential back-off and jitter, by the steady clock.
 class Retry {
  public:
   explicit Retry(std::chrono::milliseconds deadline);
 
   std::chrono::steady_clock::time_point deadline() const { return deadline_; }
-  /// Returns the number of attempts begun; 1 in the first.
+  /// Returns the number of attempts begun; 1 during the first.
   int attempts() const { return attempts_; }
   std::chrono::milliseconds elapsed() const;
-  /// Sleeps before another attempt; false, at once, when the deadline would come first.
+  /// Sleeps before another attempt and returns true. Returns false at once if the deadline would come first.
   bool again();
 
  private:
@@ -41,26 +41,26 @@ class Retry {
 /// One operation of S3's API.
 struct S3Request {
   std::string method = "GET";
-  std::string key;                   ///< In the store; "" for the bucket itself.
+  std::string key;                   ///< Key in the store; "" for the bucket itself.
   std::string query;                 ///< Query as it is signed: sorted, percent-encoded, every name with its '='.
-  std::string prefix;                ///< Of a listing, which has no key: what its errors name.
+  std::string prefix;                ///< Prefix that errors of a listing name, since it has no key.
   std::vector<std::string> headers;  ///< "name: value"
   ConstBytes body;
-  /// Replaces S3Options::deadline when it comes earlier. Cleaning up uses it, which must not keep an error waiting.
+  /// Replaces S3Options::deadline if it comes earlier. For cleaning up, which must not delay an error for long.
   std::optional<std::chrono::milliseconds> deadline;
-  /// Called once an attempt; returns the function that takes the body of an answer 200 or 206
+  /// Called once an attempt; returns the function that receives the body of an answer 200 or 206
   /// (HttpRequest::take_body). May be null.
   std::function<std::function<bool(ConstBytes)>()> make_taker;
 };
 
-/// Meaning of an answer, as far as an error or another try depends on it.
+/// Meaning of an answer for errors and further attempts.
 struct S3Verdict {
   bool may_pass = false;
   ErrorCode code = ErrorCode::kIo;
   std::string sentence;
 };
 
-/// Signs, sends and repeats. Thread-safe.
+/// Signs, sends and repeats requests. Thread-safe.
 class S3Client {
  public:
   explicit S3Client(const S3Options& options);
@@ -68,9 +68,9 @@ class S3Client {
   const S3Options& options() const { return options_; }
   const S3Address& address() const { return address_; }
 
-  /// The answer of the first attempt that is a success, or whose status is one of `expected`. What may pass is tried
-  /// again until the deadline: broken and stalled connections, 408, 429, 5xx but 501, conflicts, answers 200 that hold
-  /// an error. Throws what object_store.hpp says; answers longer than they may be are kIo.
+  /// Returns the answer of the first attempt that succeeds or whose status is one of `expected`. Repeats temporary
+  /// failures until the deadline: broken and stalled connections, 408, 429, 5xx except 501, conflicts, and answers 200
+  /// that hold an error. Throws as object_store.hpp specifies; kIo for answers that exceed their limit.
   HttpAnswer call(const S3Request& request, std::initializer_list<int> expected = {});
 
   /// Returns the object's name for errors: "s3://bucket/prefix/key".
@@ -86,30 +86,31 @@ class S3Client {
   HttpClient http_;
 };
 
-/// %XX for all but unreserved characters, as signatures want it.
+/// Returns the text with %XX for all but unreserved characters, as signatures require.
 std::string percent_encoded(std::string_view text);
 
-/// Deadline of what only cleans up.
+/// Deadline of requests that only clean up.
 constexpr std::chrono::milliseconds kCleaningDeadline{5'000};
 
-/// "a server's `what` cannot be understood", as Error{kIo} of that object.
+/// Throws Error{kIo} for the object: the server's `what` cannot be understood.
 [[noreturn]] void refuse_answer(const std::string& object, const std::string& what);
 
-// Reads of whole objects and ranges, in parts of S3Options::part_bytes, `connections` at a time. All parts are of one
-// version of the object: their entity tags are compared, and an object that was replaced in between is read again.
+// Read whole objects and ranges, in parts of S3Options::part_bytes, `connections` parts at a time. All parts are of one
+// version of the object: their entity tags are compared, and an object that was replaced meanwhile is read again.
 
-/// ObjectStore::get.
+/// Implements ObjectStore::get.
 std::optional<Bytes> read_s3_object(S3Client& client, const std::string& key, std::uint64_t max_bytes);
-/// ObjectStore::get_range; the buffer has at least one byte.
+/// Implements ObjectStore::get_range; the buffer must have at least one byte.
 void read_s3_range(S3Client& client, const std::string& key, std::uint64_t offset, std::span<std::byte> buffer);
-/// ObjectStore::size.
+/// Implements ObjectStore::size.
 std::optional<std::uint64_t> read_s3_size(S3Client& client, const std::string& key);
 
-/// ObjectStore::upload: one request for what fits into a part, else a multipart upload, which is aborted unless it is
-/// committed. Holds at most `connections` + 1 parts in memory. The client outlives it.
+/// Implements ObjectStore::upload. Makes one request if the object fits into a part, otherwise a multipart upload,
+/// which is aborted unless it is committed. Holds at most `connections` + 1 parts in memory. The client must outlive
+/// the upload.
 std::unique_ptr<ObjectUpload> begin_s3_upload(S3Client& client, const std::string& key, std::uint64_t expected_bytes);
 
-/// ObjectStore::put.
+/// Implements ObjectStore::put.
 void put_s3_object(S3Client& client, const std::string& key, ConstBytes bytes);
 
 }  // namespace sparsecast

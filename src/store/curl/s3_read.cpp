@@ -13,10 +13,10 @@
 namespace sparsecast {
 namespace {
 
-/// An object that changes more often than this while it is read is none of a delta log's.
+/// An object that changes more often than this while it is read does not belong to a delta log.
 constexpr int kMaxReplacements = 8;
 
-/// Destination of the body of a part; a body longer than it may be is refused.
+/// Destination of the body of a part. Refuses a body that exceeds its limit.
 class ByteSink {
  public:
   virtual ~ByteSink() = default;
@@ -51,7 +51,7 @@ class BufferSink : public ByteSink {
   std::span<std::byte> buffer_;
 };
 
-/// Most objects are much smaller than a part.
+/// A sink that grows as bytes arrive, because most objects are much smaller than a part.
 class GrowingSink : public ByteSink {
  public:
   explicit GrowingSink(std::uint64_t most_bytes) : ByteSink(most_bytes) {}
@@ -74,7 +74,7 @@ struct ReadPart {
               client.name_of(key));
 }
 
-/// Asks for as many bytes as the sink may take; an object that ends before gives fewer.
+/// Requests as many bytes as the sink accepts. Returns fewer if the object ends earlier.
 ReadPart read_part(S3Client& client, const std::string& key, std::uint64_t offset, ByteSink& sink) {
   const std::uint64_t last = offset + sink.most - 1;
   S3Request request;
@@ -87,7 +87,7 @@ ReadPart read_part(S3Client& client, const std::string& key, std::uint64_t offse
 
   const std::string name = client.name_of(key);
   if (answer.status == 200) {
-    // The whole object, from a server that passes over the range: as good where the range begins at 0.
+    // A server that ignores ranges returns the whole object, which is as good if the range begins at 0.
     if (offset != 0) refuse_answer(name, "it has no ranges");
     part.total = part.taken;
     return part;
@@ -103,7 +103,7 @@ ReadPart read_part(S3Client& client, const std::string& key, std::uint64_t offse
   return part;
 }
 
-/// The rest of an object whose first part is there. False when it is not of the same version.
+/// Reads the rest of an object whose first part has been read. Returns false if the rest is of another version.
 bool read_rest(S3Client& client, const std::string& key, std::uint64_t offset, std::span<std::byte> rest,
                const ReadPart& first) {
   const std::uint64_t step = client.options().part_bytes;
@@ -138,11 +138,11 @@ std::optional<std::uint64_t> read_s3_size(S3Client& client, const std::string& k
 
 std::optional<Bytes> read_s3_object(S3Client& client, const std::string& key, std::uint64_t max_bytes) {
   for (int tries = 0; tries < kMaxReplacements; ++tries) {
-    // One byte more than it may have shows an object that is larger, and an empty range cannot be asked for.
+    // Requests one byte more than the limit, to detect a larger object and because an empty range cannot be requested.
     GrowingSink sink(max_bytes < client.options().part_bytes ? max_bytes + 1 : client.options().part_bytes);
     const ReadPart first = read_part(client, key, 0, sink);
     if (first.status == 404) return std::nullopt;
-    if (first.status == 416) {  // Of an empty object there is no range, not even the first byte.
+    if (first.status == 416) {  // An empty object has no valid range.
       const auto size = read_s3_size(client, key);
       if (!size) return std::nullopt;
       if (*size == 0) return Bytes();
@@ -173,7 +173,7 @@ void read_s3_range(S3Client& client, const std::string& key, std::uint64_t offse
     if (countable) first = read_part(client, key, offset, sink);
     if (first.status == 416) {
       const auto size = read_s3_size(client, key);
-      if (size && countable && *size > offset) continue;  // It was shorter a moment ago.
+      if (size && countable && *size > offset) continue;  // The object has grown meanwhile.
       if (size) refuse_end(client, key, *size, end);
       first.status = 404;
     }

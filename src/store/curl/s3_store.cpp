@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Objects in a bucket behind S3's API.
+// Object store in a bucket, through the S3 API.
 
 #include <fmt/format.h>
 
@@ -20,10 +20,11 @@
 namespace sparsecast {
 namespace {
 
-/// Names a call that creates an object, in the object's metadata, so that it knows its own again.
+/// Metadata header that identifies the call that created an object, so that the call can recognise its own object.
 constexpr const char* kCreatorHeader = "x-amz-meta-sparsecast-creator";
 constexpr int kProbeWriters = 3;
-// Bounds of a listing, whose end the server decides: pages, those in a row without a new key, and bytes of all keys.
+// Bounds of a listing, because the server decides its end: pages, consecutive pages without a new key, and bytes of all
+// keys.
 constexpr int kMaxPages = 10'000;
 constexpr int kMaxIdlePages = 16;
 constexpr std::uint64_t kMaxListedBytes = std::uint64_t{256} << 20;
@@ -78,7 +79,7 @@ class S3Store : public ObjectStore {
 
   std::vector<StoredObject> list(const std::string& prefix) override {
     const std::string name = client_.name_of(prefix);
-    // Under the keys of the bucket; in whatever order they come, even twice.
+    // By key in the bucket. The server may list keys in any order, even twice.
     std::map<std::string, StoredObject> found;
     std::string token;
     std::uint64_t bytes = 0;
@@ -113,7 +114,8 @@ class S3Store : public ObjectStore {
     return request;
   }
 
-  /// A 412 may come from this very call, when it had been done and its reply was lost: the object's metadata tell.
+  /// Returns whether the object was created. A 412 may be due to this call itself, if an earlier attempt succeeded but
+  /// its reply was lost; the object's metadata tell.
   bool create(const std::string& key, ConstBytes bytes) {
     const std::string creator = random_name();
     S3Request request;
@@ -134,14 +136,15 @@ class S3Store : public ObjectStore {
     if (answer.status == 404) return false;
     const std::string found = answer.header(kCreatorHeader);
     if (!found.empty()) return found == creator;
-    // Written by other means, or by a server that keeps no metadata: after a lost reply equal bytes are one's own.
+    // The object was written by other means, or the server stores no metadata. After a lost reply, equal bytes count as
+    // this call's own.
     if (!repeated || answer.header("content-length") != std::to_string(bytes.size())) return false;
     const auto content = read_s3_object(client_, key, bytes.size());
     return content && std::equal(content->begin(), content->end(), bytes.begin(), bytes.end());
   }
 
-  /// Once for each store: a few race to create an object of a random key. A server that passes over the header, or that
-  /// looks first and writes later, would let two publishers commit the same version.
+  /// Tests conditional writes, once for each store: a few requests race to create an object with a random key. A server
+  /// that ignores the header, or does not check and write atomically, would let two publishers commit the same version.
   void require_conditional_writes() {
     const std::lock_guard lock(mutex_);
     if (conditional_writes_) return;
@@ -162,7 +165,7 @@ class S3Store : public ObjectStore {
       removal.deadline = kCleaningDeadline;
       client_.call(removal, {404});
     } catch (const Error&) {
-      // Writers need no right to remove; a small object stays.
+      // Writers need no permission to remove objects; then a small object remains.
     }
   }
 
@@ -192,7 +195,7 @@ class S3Store : public ObjectStore {
     found.try_emplace(entry.key, StoredObject{entry.key.substr(root.size()), entry.bytes, entry.modified});
   }
 
-  /// Sorted by key, without what is not from here, as "directories" that a web console makes.
+  /// Returns the objects sorted by key, without foreign objects such as "directories" that a web console makes.
   static std::vector<StoredObject> objects_of(std::map<std::string, StoredObject>&& found) {
     std::vector<StoredObject> objects;
     for (auto& [key, object] : found) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Objects larger than a part: CreateMultipartUpload, UploadPart several at a time, CompleteMultipartUpload. The object
-// appears with the last of these, whole. What is not committed is aborted; parts that a crash leaves behind are in no
-// listing and cost storage until a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) removes them.
+// Uploads objects larger than a part: CreateMultipartUpload, several UploadPart at a time, CompleteMultipartUpload. The
+// last request makes the whole object appear. Uploads that are not committed are aborted. Parts that a crash leaves are
+// in no listing and cost storage until a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) removes them.
 
 #include "store/curl/s3_client.hpp"
 
@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::uint64_t kMaxParts = 10'000;
 
-/// Parts large enough that an object of `expected_bytes` has no more of them than S3 takes.
+/// Returns a part size with which an object of `expected_bytes` bytes has no more parts than S3 allows.
 std::uint64_t part_size(const S3Client& client, std::uint64_t expected_bytes) {
   return std::max(client.options().part_bytes, expected_bytes / kMaxParts + 1);
 }
@@ -68,13 +68,13 @@ class Multipart {
       abortion.deadline = kCleaningDeadline;
       client_.call(abortion, {404});
     } catch (...) {
-      // The bucket's own rule for abandoned uploads is left to remove the parts.
+      // The bucket's rule for abandoned uploads must remove the parts.
     }
   }
   Multipart(const Multipart&) = delete;
   Multipart& operator=(const Multipart&) = delete;
 
-  /// Numbers begin at 1. Thread-safe.
+  /// Uploads a part. Part numbers begin at 1. Thread-safe.
   void put_part(std::uint64_t number, ConstBytes bytes) {
     S3Request part = request("PUT", fmt::format("partNumber={}&uploadId={}", number, id_));
     part.body = bytes;
@@ -116,7 +116,8 @@ class Multipart {
     return result;
   }
 
-  /// The upload is gone: an earlier attempt completed it and its reply was lost, or somebody aborted it.
+  /// Called if the upload no longer exists: an earlier attempt completed it and its reply was lost, or somebody aborted
+  /// it.
   void require_completed_before() {
     S3Request head = request("HEAD", "");
     const HttpAnswer answer = client_.call(head, {404});
@@ -148,7 +149,7 @@ class S3Upload : public ObjectUpload {
     require_open();
     try {
       while (!bytes.empty()) {
-        // Only when more comes is a full buffer a part: an object of exactly one part is put whole.
+        // A full buffer is sent only when more bytes follow, so that an object of exactly one part needs one request.
         if (buffer_.size() == part_bytes_) send_part();
         const std::uint64_t taken = std::min<std::uint64_t>(bytes.size(), part_bytes_ - buffer_.size());
         buffer_.insert(buffer_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(taken));

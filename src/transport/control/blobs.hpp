@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How values and parts of several ranks lie in the body of a message.
+// Layouts of the values and blobs of several ranks in the body of a message.
 
 #include <fmt/format.h>
 
@@ -30,15 +30,15 @@ Value value_of(const Bytes& body, const std::string& peer) {
   return value;
 }
 
-/// Returns the blobs one after another, without their sizes: for a reduce to which the readers know who contributes.
+/// Returns the concatenated blobs without their sizes. For a reduce whose readers know which ranks contribute.
 inline Bytes concatenate(const std::vector<Bytes>& blobs) {
   Bytes joined;
   for (const Bytes& blob : blobs) joined.insert(joined.end(), blob.begin(), blob.end());
   return joined;
 }
 
-/// Concatenates the blobs of all ranks, each of which is one value or nothing. Throws Error{kCorrupt} that names a rank
-/// with something else.
+/// Concatenates the blobs of all ranks. Each blob must be one value or empty; otherwise throws Error{kCorrupt} naming
+/// the rank.
 template <class Value>
 Bytes join_values(const std::vector<Bytes>& blobs) {
   for (std::size_t r = 0; r < blobs.size(); ++r) {

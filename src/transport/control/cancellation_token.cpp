@@ -20,7 +20,8 @@ CancellationToken::CancellationToken(bool any_thread)
 CancellationToken::~CancellationToken() { close(descriptor_); }
 
 bool CancellationToken::begin_call() {
-  if (!process_.is_here()) return false;  // Before any lock: the thread that had it may be lost.
+  // Checked before locking: in a forked child, the thread that held the lock may not exist.
+  if (!process_.is_here()) return false;
   std::unique_lock<std::mutex> lock(mutex_);
   idle_.wait(lock, [&] { return state_ != State::kInShortCall; });
   if (state_ == State::kInCall) return false;
@@ -38,7 +39,7 @@ bool CancellationToken::begin_short_call() {
 }
 
 bool CancellationToken::request_cancel(const std::string& reason) {
-  if (!process_.is_here()) return false;  // The descriptor is the parent's, too.
+  if (!process_.is_here()) return false;  // A forked child shares the descriptor with its parent.
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!reason_) reason_ = reason;
   cancelled_ = true;

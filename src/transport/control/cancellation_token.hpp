@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Cancellation of the calls of a control channel by any other thread.
+// Cancels the calls of a control channel from any thread.
 //
 //     idle --begin_call()--> in a call --end_call()--> idle
 //       \                        |
 //        \                  request_cancel(): wakes the call, which throws, and whose end tells the other ranks why
 //         request_cancel(): its caller holds the token in a short call, and tells the other ranks why itself
 //
-// Where a library takes calls from one thread only (MPI), another thread may not tell the other ranks; the next call
-// does. The first reason of a cancellation stands for good: a cancelled channel is broken.
+// If a library accepts calls from one thread only (MPI), another thread may not tell the other ranks; the next call
+// does. Only the first reason counts, and it is final: a cancelled channel is broken.
 
 #include <atomic>
 #include <chrono>
@@ -26,7 +26,7 @@
 
 namespace sparsecast {
 
-/// A wait asks CancellationToken::check_parent() at least that often.
+/// Longest interval at which a wait calls CancellationToken::check_parent().
 inline constexpr std::chrono::seconds kParentCheckInterval{1};
 
 class CancellationToken {
@@ -38,14 +38,14 @@ class CancellationToken {
   CancellationToken(const CancellationToken&) = delete;
   CancellationToken& operator=(const CancellationToken&) = delete;
 
-  /// Begins a call on the calling thread, after waiting for the end of a short call of another thread. Returns false
-  /// when a thread is in a call already, and in a forked child. Each success is followed by end_call().
+  /// Begins a call on the calling thread, after waiting for a short call of another thread to end. Returns false if a
+  /// thread is already in a call, and in a forked child. After each success, end_call() must be called.
   bool begin_call();
-  /// Begins a short call, which must not block. Returns false at once when a thread is in any call. Each success is
-  /// followed by end_call(). Neither this nor request_cancel() does anything in a forked child.
+  /// Begins a short call, which must not block. Returns false at once if a thread is in any call. After each success,
+  /// end_call() must be called. In a forked child, this function and request_cancel() do nothing.
   bool begin_short_call();
-  /// Cancels the current and all later calls, from any thread. Returns true when no thread is in a call and this one
-  /// may handle the cancellation: it is in a short call then, handles the reason and calls end_call().
+  /// Cancels the current and all later calls, from any thread. Returns true if no thread is in a call and the calling
+  /// thread may handle the cancellation. It is then in a short call, and must handle the reason and call end_call().
   bool request_cancel(const std::string& reason);
   /// Process to which the calls belong.
   const ProcessMark& process() const noexcept { return process_; }
@@ -54,14 +54,14 @@ class CancellationToken {
 
   // The functions below are called by the thread that is in a call.
 
-  /// Ends the call and returns nothing; or, when a cancellation is not handled yet, returns its reason and leaves the
-  /// call running. Its thread then handles the reason, calls mark_handled(), and calls end_call() again.
+  /// Ends the call and returns nothing. But if a cancellation is not handled yet, returns its reason and does not end
+  /// the call: the thread must then handle the reason, call mark_handled(), and call end_call() again.
   std::optional<std::string> end_call();
   /// Throws Error{kPeerFailed} with the reason once the token is cancelled, and when the thread is interrupted
   /// (core/interrupt.hpp); does nothing while suspended.
   void check() const;
   /// Throws Error{kPeerFailed} with the parent's reason once the parent (set_parent) has failed; does nothing while
-  /// suspended. It costs more than check(), so waits call it now and then only.
+  /// suspended. Costs more than check(), so waits call it less often.
   void check_parent() const;
   /// Sets the function that returns why the parent channel has failed, or nothing while it has not.
   void set_parent(std::function<std::optional<std::string>()> reason) { parent_reason_ = std::move(reason); }
@@ -80,7 +80,7 @@ class CancellationToken {
   std::function<std::optional<std::string>()> parent_reason_;
   int descriptor_ = -1;  ///< eventfd(2).
   std::atomic<bool> cancelled_{false};
-  bool enabled_ = true;  ///< Used by the thread in a call only, as is `handled_`.
+  bool enabled_ = true;  ///< Used only by the thread in a call, as is `handled_`.
   bool handled_ = false;
 
   mutable std::mutex mutex_;  ///< Guards the members below.
@@ -90,7 +90,8 @@ class CancellationToken {
   std::optional<std::string> reason_;
 };
 
-/// Throws Error{kPeerFailed} once `token` is cancelled or the thread is interrupted. Null: asks for interrupts only.
+/// Throws Error{kPeerFailed} once `token` is cancelled or the thread is interrupted. A null token only checks for
+/// interrupts.
 inline void check_cancelled(const CancellationToken* token) { token != nullptr ? token->check() : check_interrupt(); }
 
 }  // namespace sparsecast

@@ -74,7 +74,7 @@ void throw_if_aborted(const std::deque<ControlMessage>& waiting, const std::stri
   const ControlMessage* const abort = find_abort(waiting);
   if (abort == nullptr) return;
   const Error reason = abort_of(*abort);
-  // A silence would be taken for that of the one that is waited for.
+  // A kTimeout would blame the peer that is waited for.
   const ErrorCode code = reason.code() == ErrorCode::kTimeout ? ErrorCode::kPeerFailed : reason.code();
   throw Error(code, fmt::format("gave up: {}", reason.message()), name);
 }

@@ -24,7 +24,7 @@ enum class MessageType : std::uint32_t {
   kDecision = 6,
   kAbort = 7,   ///< Either way, at any time: the sender gives up; text says why.
   kLeave = 8,   ///< Either way: the sender has done its part and closes in good order.
-  kReduce = 9,  ///< Member: one rank's part of reduce. Hub: what was made of all parts.
+  kReduce = 9,  ///< Member: one rank's part of reduce. Hub: the result of all parts.
 };
 
 const char* to_string(MessageType type);
@@ -46,24 +46,24 @@ class Link {
   virtual const std::string& name() const noexcept = 0;
   /// Sends one message. Throws Error{kTimeout | kPeerFailed}.
   virtual void send(MessageType type, std::span<const std::byte> body, Deadline deadline) = 0;
-  /// Returns the next message; polls at least once. Throws Error{kTimeout | kPeerFailed | kCorrupt}. Throws also when
-  /// one of `others` (links of the same kind, or null) reports a failure meanwhile, with its reason and never kTimeout.
+  /// Returns the next message; polls at least once. Throws Error{kTimeout | kPeerFailed | kCorrupt}. If one of `others`
+  /// (links of the same kind, or null) reports a failure meanwhile, throws its reason, but never as kTimeout.
   virtual ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) = 0;
-  /// Returns why the peer has given up or is gone, or nothing while it may still answer. Does not wait; messages found
-  /// on the way stay for receive(). A peer that has left in good order has done its part of the running collective,
+  /// Returns why the peer has given up or is gone, or nothing while it may still answer. Does not wait; messages that
+  /// it reads are kept for receive(). A peer that has left in good order has done its part of the running collective,
   /// which gets a short time to end.
   virtual std::optional<std::string> given_up() = 0;
-  /// Waits until the peer has received what was sent, until the deadline at most. Called after the last send.
+  /// Waits until the peer has received everything sent, or until the deadline. Called after the last send.
   virtual void linger(Deadline deadline) noexcept = 0;
 
   /// Makes waits of this link end when `token` is cancelled. The token outlives the link.
   void set_cancellation(const CancellationToken& token) noexcept { token_ = &token; }
 
  protected:
-  /// Throws when the calls of its group are cancelled, or the thread is interrupted. Called at least once per
+  /// Throws if the calls of the link's group are cancelled or the thread is interrupted. Called at least once per
   /// kInterruptInterval during a wait.
   void check_cancelled() const { sparsecast::check_cancelled(token_); }
-  /// Throws when the parent of its group has failed. Called at least once per kParentCheckInterval during a wait.
+  /// Throws if the parent of the link's group has failed. Called at least once per kParentCheckInterval during a wait.
   void check_parent() const {
     if (token_ != nullptr) token_->check_parent();
   }
@@ -79,10 +79,10 @@ Bytes abort_body(const Error& error);
 Error abort_of(const ControlMessage& message);
 /// Returns the first kAbort among the waiting messages, or null.
 const ControlMessage* find_abort(const std::deque<ControlMessage>& waiting);
-/// Throws the reason of a kAbort among the messages of `name`, a peer other than the one that is waited for.
+/// Throws the reason of a kAbort among the waiting messages of peer `name`, while another peer is waited for.
 void throw_if_aborted(const std::deque<ControlMessage>& waiting, const std::string& name);
 
-/// Returns the text of a peer, cut to a bounded length and with other than printable characters replaced, for logs.
+/// Returns text from a peer for logs: cut to a bounded length, with non-printable characters replaced.
 std::string printable(std::span<const std::byte> text);
 
 }  // namespace sparsecast

@@ -16,7 +16,7 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr std::uint64_t kSmallestBound = 4096;
-constexpr std::size_t kMostNamed = 20;  ///< Ranks in one sentence.
+constexpr std::size_t kMostNamed = 20;  ///< Most ranks named in one error.
 
 struct AgreeVote {
   std::int32_t status = 0;
@@ -79,7 +79,7 @@ void StarGroup::tell_all(MessageType type, std::span<const std::byte> body, Dead
 
 void StarGroup::break_with(const Error& error) noexcept {
   token_.mark_handled();
-  token_.suspend();  // The last words.
+  token_.suspend();  // The peers must still get the reason.
   if (broken_) return;
   try {
     broken_ = error.what();

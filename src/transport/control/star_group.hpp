@@ -11,9 +11,9 @@
 //     agree        every rank -> hub: vote   hub -> coordinator: worst   coordinator -> hub: decision
 //                                                       hub -> every rank: decision
 //
-// Collectives run in lockstep, so a message of another kind than the expected one means that the ranks disagree on what
-// they do next: kGroupMismatch, not a wait until the deadline. The hub closes a step a little before its deadline, so
-// that its sentence ("rank 2 is silent") reaches ranks that started at the same time before their own deadline.
+// Collectives run in lockstep. So a message of an unexpected kind means that the ranks call different collectives, and
+// throws kGroupMismatch instead of waiting until the deadline. The hub ends a step a little before its deadline, so
+// that its error ("rank 2 is silent") reaches ranks that started at the same time before their own deadline.
 
 #include <cstdint>
 #include <memory>
@@ -37,12 +37,13 @@ struct SplitChoice {
 /// Returns the ranks of `color`, ordered by key, then by rank.
 std::vector<int> ranks_of_color(const std::vector<SplitChoice>& choices, int color);
 
-/// Live children of a control channel, made by split(): when the channel gives up, so do they. Thread-safe.
+/// Live children of a control channel, made by split(). When the channel gives up, its children give up, too.
+/// Thread-safe.
 class ChildChannels {
  public:
-  /// Adds a child and returns it. It gives up at once when the parent already has.
+  /// Adds a child and returns it. If the parent has already given up, the child gives up at once.
   std::shared_ptr<ControlChannel> add(std::shared_ptr<ControlChannel> part);
-  /// Gives up all children that are still alive. Any thread may call it.
+  /// Makes all children that are still alive give up. Any thread may call it.
   void abort(const std::string& reason) noexcept;
 
  private:
@@ -59,8 +60,8 @@ Deadline close_of_step(Deadline deadline);
 
 class StarGroup {
  public:
-  /// Creates a group without links. `who` begins the context of every error: "rendezvous". `any_thread`: any thread may
-  /// send on the links, so abort() tells the peers itself; otherwise the next call does.
+  /// Creates a group without links. `who` begins the context of every error: "rendezvous". If `any_thread` is true, any
+  /// thread may send on the links, and abort() tells the peers itself; otherwise the next call does.
   StarGroup(std::string who, int rank, int size, std::uint64_t max_blob_bytes, bool any_thread);
   ~StarGroup();
   StarGroup(const StarGroup&) = delete;
@@ -73,7 +74,7 @@ class StarGroup {
   /// Returns the longest body that this rank may receive: a member gets all parts at once, the hub one at a time.
   std::uint64_t max_body_bytes() const noexcept;
 
-  /// Set the links: the hub has one to each of ranks 1 to size - 1, at its rank; a member has one to the hub.
+  /// Set the links. The hub has a link to each of ranks 1 to size - 1, indexed by rank; a member has a link to the hub.
   void connect_members(std::vector<std::unique_ptr<Link>> members);
   void connect_hub(std::unique_ptr<Link> hub);
 
@@ -85,17 +86,17 @@ class StarGroup {
   int agree(int status, int coordinator, Deadline deadline);
   void abort(const std::string& reason) noexcept;
   std::optional<std::string> aborted() noexcept;
-  /// Makes this group a child of another one. `whole` returns why the parent is broken, or nothing; calls that wait ask
+  /// Makes this group a child of another one. whole() returns why the parent is broken, or nothing; waiting calls check
   /// it at intervals.
   void set_parent(std::function<std::optional<std::string>()> whole) { token_.set_parent(std::move(whole)); }
   /// Tells every peer that this rank has done its part, unless the group is broken. Called before destruction.
   void send_close(Deadline deadline) noexcept;
-  /// Handles an abort() that was left to the next call. Called before destruction.
+  /// Tells the peers of an abort() that was left to the next call. Called before destruction.
   void settle_abort() noexcept;
 
   /// Sends a message on every link. Tries all of them, then throws the first failure, unless the message is a kAbort.
   void tell_all(MessageType type, std::span<const std::byte> body, Deadline deadline);
-  /// Returns the body of the peer's next message, which must be of this type; `others` as in Link::receive.
+  /// Returns the body of the peer's next message, which must be of type `type`. `others` is as in Link::receive.
   static Bytes expect(Link& peer, MessageType type, Deadline deadline,
                       std::span<const std::unique_ptr<Link>> others = {});
 
@@ -109,10 +110,10 @@ class StarGroup {
   std::string context(const char* phase) const;
   template <class Body>
   auto guard(const char* phase, const Body& body);
-  /// Ends the call of the token, and handles a cancellation that came meanwhile.
+  /// Ends the call of the token, and handles a cancellation that was requested meanwhile.
   void leave() noexcept;
   void break_with(const Error& error) noexcept;
-  /// Returns a message of every member. When some are silent, the error names them, at most 20.
+  /// Returns a message from every member. If some members are silent, the error names them, at most 20.
   std::vector<Bytes> collect(MessageType type, Deadline deadline);
   /// Returns the blobs of all ranks on the hub. Throws Error{kUsage} for a blob that is too large.
   std::vector<Bytes> collect_blobs(MessageType type, std::span<const std::byte> own, Deadline deadline);
@@ -126,7 +127,7 @@ class StarGroup {
   int size_;
   std::uint64_t max_blob_bytes_;
   CancellationToken token_;
-  std::vector<std::unique_ptr<Link>> members_;  ///< Hub: links by rank; null for itself.
+  std::vector<std::unique_ptr<Link>> members_;  ///< Hub: links by rank; null for rank 0.
   std::unique_ptr<Link> hub_;                   ///< Members: link to the hub.
   std::optional<std::string> broken_;
 };

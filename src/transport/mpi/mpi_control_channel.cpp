@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A control channel over MPI: the star of control/star_group.hpp on plain messages. A part of it (split) is a star of
-// its own on the same communicator, with another tag: so no call of MPI is needed that waits without a deadline.
+// A control channel over MPI: the star of control/star_group.hpp with point-to-point messages. A part of it (split) is
+// another star on the same communicator, with another tag. So no MPI call is needed that waits without a deadline.
 
 #include "sparsecast/mpi_transport.hpp"
 
@@ -25,12 +25,12 @@
 namespace sparsecast {
 namespace {
 
-// The links of the star: plain messages between two ranks, so that nothing waits for a third, and a silent rank can be
-// named.
+// The links of the star: point-to-point messages, so that no transfer waits for a third rank, and errors can name a
+// silent rank.
 
 using std::chrono::steady_clock;
 
-/// Both ends are in lockstep: a peer is never further ahead than a message or two.
+/// Both ends are in lockstep, so a peer is at most a message or two ahead.
 constexpr std::size_t kMostWaiting = 8;
 
 struct MpiMessageHeader {
@@ -49,13 +49,13 @@ class MpiLink final : public Link {
   void send(MessageType type, std::span<const std::byte> body, Deadline deadline) override;
   ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) override;
   std::optional<std::string> given_up() override;
-  /// Does nothing: MPI delivers what was sent.
+  /// Does nothing, because MPI delivers messages after the send.
   void linger(Deadline) noexcept override {}
 
  private:
   struct Arrival;
   struct Departure;
-  /// Takes what is there, at most until some messages wait.
+  /// Receives messages that have arrived, until kMostWaiting are waiting.
   void fill();
 
   std::shared_ptr<MpiCommunicator> communicator_;
@@ -63,7 +63,7 @@ class MpiLink final : public Link {
   int tag_;
   std::string name_;
   std::uint64_t max_body_bytes_;
-  std::unique_ptr<Arrival> arrival_;  ///< A message that MPI is still bringing.
+  std::unique_ptr<Arrival> arrival_;  ///< A message that MPI is still receiving.
   std::deque<ControlMessage> waiting_;
 };
 
@@ -125,7 +125,7 @@ void MpiLink::fill() {
       check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
       const auto length = static_cast<std::uint64_t>(bytes);
       if (bytes < static_cast<int>(sizeof(MpiMessageHeader)) || length - sizeof(MpiMessageHeader) > max_body_bytes_) {
-        communicator_->leave_behind();  // With a message that nobody takes.
+        communicator_->leave_behind();  // A message is left that nobody receives.
         throw Error(ErrorCode::kCorrupt,
                     fmt::format("sent a message of {} bytes; at most {} are taken", bytes, max_body_bytes_), name_);
       }
@@ -183,7 +183,7 @@ std::optional<std::string> MpiLink::given_up() {
   return std::nullopt;
 }
 
-// The channel.
+// The control channel.
 
 constexpr std::chrono::seconds kSetupTime{60};
 constexpr std::uint64_t kMaxBlobBytes = std::uint64_t{1} << 20;
@@ -194,7 +194,7 @@ struct PartRequest {
   std::int32_t next_tag = 0;
 };
 
-/// Returns whether any thread may call MPI, even while another one does.
+/// Returns whether threads may call MPI concurrently.
 bool any_thread_may_call_mpi() {
   int level = MPI_THREAD_SINGLE;
   check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
@@ -203,7 +203,7 @@ bool any_thread_may_call_mpi() {
 
 class MpiControlChannel final : public ControlChannel, public std::enable_shared_from_this<MpiControlChannel> {
  public:
-  /// Takes the ranks of the communicator that make the channel, in the order of their new ranks.
+  /// `ranks` are the communicator's ranks that form the channel, in the order of their new ranks.
   MpiControlChannel(std::shared_ptr<MpiCommunicator> communicator, std::vector<int> ranks, int tag)
       : communicator_(std::move(communicator)),
         ranks_(std::move(ranks)),
@@ -223,7 +223,7 @@ class MpiControlChannel final : public ControlChannel, public std::enable_shared
   }
   ~MpiControlChannel() override {
     star_.settle_abort();
-    // The news of a failure may never be taken.
+    // The messages about a failure may never be received.
     if (star_.broken()) communicator_->leave_behind();
   }
   MpiControlChannel(const MpiControlChannel&) = delete;

@@ -103,9 +103,9 @@ bool test_one(MpiOperation& operation, std::size_t index) {
 }
 
 void abandon(std::unique_ptr<MpiOperation> operation) noexcept {
-  // A collective cannot be cancelled, and MPI goes on with it whenever it is polled, for another transport too: the
-  // memory must stay, and no moment is known at which the last peer has let go of it. A chain, so that this cannot fail
-  // for want of memory, and from a static, so that leak checkers see that it is kept on purpose.
+  // A collective cannot be cancelled, and MPI continues it whenever it is polled, even for another transport. So its
+  // memory must stay valid, and it is never known when the last peer has finished with it. The operations are kept in a
+  // linked list, which needs no allocation, from a static pointer, so that leak checkers see that this is intended.
   static std::atomic<MpiOperation*> kept{nullptr};
   MpiOperation* const last = operation.release();
   last->next_abandoned = kept.load();

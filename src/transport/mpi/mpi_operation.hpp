@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Non-blocking MPI operations with a deadline. Included only where MPI is there.
+// Non-blocking MPI operations with a deadline. Included only in builds with MPI.
 
 #include <mpi.h>
 
@@ -15,7 +15,7 @@
 
 namespace sparsecast {
 
-/// Requests in flight together with all memory that they use: a derived type holds the buffers.
+/// Requests in flight, with all memory that they use. A derived type holds the buffers.
 struct MpiOperation {
   MpiOperation() = default;
   virtual ~MpiOperation() = default;
@@ -31,16 +31,17 @@ struct MpiOperation {
   MpiOperation* next_abandoned = nullptr;
 };
 
-/// Way of waiting. Ranks often outnumber the cores, so a waiting rank yields; but it polls at first.
+/// Way of waiting. A waiting rank polls at first, then yields, because there are often more ranks than cores.
 enum class Pace {
-  kMoving,  ///< Bytes are on their way, and MPI moves them only while it is polled.
-  kIdle,    ///< A peer is at work: leave it the core.
+  kMoving,  ///< Data is being transferred, which MPI does only while it is polled.
+  kIdle,    ///< A peer is computing and should get the core.
 };
 
-/// Polls until all requests are complete or the deadline has passed; polls at least once. True when all are complete.
-/// Throws Error{kPeerFailed} when MPI reports an error, and what `look_up` throws, which is called between two polls.
+/// Polls until all requests are complete or the deadline has passed; polls at least once. Returns true when all are
+/// complete. Throws Error{kPeerFailed} if MPI reports an error. Calls look_up() between polls, and throws what it
+/// throws.
 bool wait_all(MpiOperation& operation, Deadline deadline, Pace pace, const std::function<void()>& look_up = {});
-/// Polls requests[index] once; true when it is complete.
+/// Polls requests[index] once. Returns true if it is complete.
 bool test_one(MpiOperation& operation, std::size_t index);
 
 /// Pause between two polls, which grows with the time waited.
@@ -58,17 +59,17 @@ class Backoff {
 /// Throws Error{kUsage} before MPI_Init and after MPI_Finalize.
 void require_running_mpi(const char* who);
 
-/// Throws Error{kPeerFailed} with MPI's own words unless `code` is MPI_SUCCESS.
+/// Throws Error{kPeerFailed} with MPI's error text unless `code` is MPI_SUCCESS.
 void check_mpi(int code, const char* call);
 
-/// Keeps an operation whose requests may still be running for the life of the process.
+/// Keeps an operation alive until the process ends, because its requests may still be running.
 void abandon(std::unique_ptr<MpiOperation> operation) noexcept;
 
-/// A communicator of our own, shared by a control channel, its parts, and the transport over it. Each control channel
-/// has a tag of its own.
+/// A duplicated communicator, shared by a control channel, its parts, and the transport over it. Each control channel
+/// uses a different tag.
 class MpiCommunicator {
  public:
-  /// Collective over `parent`. Throws Error{kTimeout | kPeerFailed}.
+  /// Collective over `parent`: all of its ranks must call it. Throws Error{kTimeout | kPeerFailed}.
   MpiCommunicator(MPI_Comm parent, Deadline deadline);
   ~MpiCommunicator();
   MpiCommunicator(const MpiCommunicator&) = delete;
@@ -81,7 +82,7 @@ class MpiCommunicator {
   void leave_behind() noexcept { left_ = true; }
 
   static constexpr int kTransportTag = 0;
-  int next_tag = 1;  ///< The first that this rank has not used; a new part takes the largest of its ranks'.
+  int next_tag = 1;  ///< First tag that this rank has not used. A new part uses the largest next_tag of its ranks.
 
  private:
   MPI_Comm communicator_ = MPI_COMM_NULL;

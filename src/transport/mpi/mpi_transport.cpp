@@ -5,14 +5,14 @@
 //     opening (512 bytes: count and sizes) -> more sizes, if any -> messages, in batches
 //     every receiver -> source: taken
 //
-// The records travel by MPI_Ibcast, on the communicator of the control channel. A collective does not say who is
-// missing; so each receiver tells the source when it has all records, by a plain message, and a source that waits in
-// vain can name the silent ranks. It ends its wait a little before its deadline, so that its words reach ranks that
-// started at the same time before theirs.
+// The records travel by MPI_Ibcast, on the communicator of the control channel. A collective does not tell which rank
+// is missing. So each receiver sends the source a point-to-point message when it has all records, and the source can
+// name silent ranks. The source stops waiting a little before its deadline, so that its error reaches ranks that
+// started at the same time before their deadline.
 //
 // Any failure breaks the transport and its control channel: requests that are still running, their buffers and the
-// communicator are left behind for good (see abandon), because neither can MPI take a collective back, nor will a
-// silent peer ever complete it.
+// communicator are leaked (see abandon), because MPI cannot cancel a collective and a silent peer will never complete
+// it.
 
 #include "sparsecast/mpi_transport.hpp"
 
@@ -36,7 +36,7 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr std::uint64_t kMaxPieceBytes = std::uint64_t{1} << 30;
-/// Interval at which a rank that waits in MPI asks whether another one has given up.
+/// Interval at which a rank that waits in MPI checks whether another rank has given up.
 constexpr std::chrono::milliseconds kLookInterval{20};
 
 struct BroadcastOperation final : MpiOperation {
@@ -86,7 +86,7 @@ void MpiTransport::ibcast(MpiOperation& operation, void* data, std::uint64_t byt
             "MPI_Ibcast");
 }
 
-/// Waits as wait_all does. Throws Error{kPeerFailed} when another rank gives up meanwhile.
+/// Waits like wait_all(). Also throws Error{kPeerFailed} if another rank gives up meanwhile.
 bool MpiTransport::wait(MpiOperation& operation, Deadline deadline, Pace pace) {
   Deadline look = steady_clock::now() + kLookInterval;
   return wait_all(operation, deadline, pace, [&] {
@@ -109,7 +109,7 @@ void MpiTransport::wait_broadcast(BroadcastOperation& operation, int source, Dea
   if (rank() != source) {
     throw Error(ErrorCode::kTimeout, fmt::format("waited for {} from rank {} until the deadline", what, source));
   }
-  // A rank that has all records has said so already.
+  // Ranks that have all records have already told the source; the others are silent.
   std::vector<int> silent;
   for (int r = 0; r < size(); ++r) {
     int taken = 0;
@@ -121,7 +121,7 @@ void MpiTransport::wait_broadcast(BroadcastOperation& operation, int source, Dea
   fail_untaken(what, silent);
 }
 
-/// Tells the source that this rank has everything; on the source, waits until every rank has told so.
+/// Tells the source that this rank has all records. On the source, waits until every rank has done so.
 void MpiTransport::confirm(BroadcastOperation& operation, int source, Deadline deadline) {
   constexpr int kTag = MpiCommunicator::kTransportTag;
   if (rank() != source) {
@@ -143,8 +143,8 @@ void MpiTransport::confirm(BroadcastOperation& operation, int source, Deadline d
   if (!silent.empty()) fail_untaken("the records", silent);
 }
 
-/// Broadcasts the sizes. The source does not wait here: it knows the table, and a late receiver must not hold up the
-/// others.
+/// Broadcasts the sizes. The source does not wait here, because it knows the sizes, and a late receiver must not delay
+/// the others.
 void MpiTransport::exchange_sizes(BroadcastOperation& operation, int source, Deadline deadline) {
   if (rank() == source) {
     for (const Bytes& record : operation.records) operation.sizes.push_back(record.size());
@@ -170,7 +170,7 @@ void MpiTransport::exchange_sizes(BroadcastOperation& operation, int source, Dea
 
 void MpiTransport::exchange_batch(BroadcastOperation& operation, const std::vector<Message>& batch, int source,
                                   Deadline deadline) {
-  // All memory first: a record that grows later would move under a running request.
+  // All memory is allocated first, because growing a record would move the buffer of a running request.
   operation.joined.assign(batch.size(), {});
   std::uint64_t bytes = 0;
   for (std::size_t m = 0; m < batch.size(); ++m) {
@@ -225,7 +225,7 @@ void MpiTransport::broadcast(std::vector<Bytes>& records, int source, Deadline d
   }
   if (size() == 1) return;
   auto operation = std::make_unique<BroadcastOperation>();
-  // The operation owns what it sends, because a failure leaves requests behind that go on reading it.
+  // The operation owns the records that it sends, because after a failure, abandoned requests still read them.
   if (rank() == source) operation->records.swap(records);
   try {
     run(*operation, source, deadline);
@@ -235,7 +235,7 @@ void MpiTransport::broadcast(std::vector<Bytes>& records, int source, Deadline d
     communicator_->leave_behind();
     abandon(std::move(operation));
     control_->abort(error.what());
-    control_->aborted();  // Where only this thread may call MPI, the others are told now.
+    control_->aborted();  // If only this thread may call MPI, it tells the other ranks now.
     const auto* const own = dynamic_cast<const Error*>(&error);
     if (own == nullptr) throw;
     throw own->within(fmt::format("mpi channel, rank {} of {}: broadcast", rank(), size()));

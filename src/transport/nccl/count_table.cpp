@@ -96,7 +96,7 @@ std::vector<std::uint64_t> sizes_of(const CountTable& table) {
 void check_sizes(const CountTable& table, std::span<const std::uint64_t> sizes) {
   std::uint64_t total = 0;
   for (const std::uint64_t size : sizes) {
-    // In this order a sum cannot wrap.
+    // Compared so that the sum cannot overflow.
     if (size > table.total - total) throw Error(ErrorCode::kCorrupt, "the sizes of the count table do not add up");
     total += size;
   }

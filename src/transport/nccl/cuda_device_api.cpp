@@ -8,9 +8,9 @@
 namespace sparsecast {
 
 std::string why_driver_is_too_old(int driver_version, int runtime_version) {
-  // The runtime has the same words for both cases.
+  // The runtime's error text is the same for both cases.
   if (driver_version == 0) return "no CUDA driver is installed (libcuda.so.1 is not found)";
-  // Any driver of the runtime's major version will do.
+  // Any driver of the runtime's major version suffices.
   return fmt::format("the driver is for CUDA {}.{}, and this build needs one for CUDA {} or newer",
                      driver_version / 1000, driver_version % 1000 / 10, runtime_version / 1000);
 }
@@ -39,18 +39,20 @@ namespace {
 
 void check(cudaError_t code, const char* call) {
   if (code == cudaSuccess) return;
-  cudaGetLastError();  // Not for the next caller to find.
+  cudaGetLastError();  // Clears the last error for the next caller.
   throw Error(ErrorCode::kDevice, fmt::format("{}: {} ({})", call, cudaGetErrorString(code), cudaGetErrorName(code)));
 }
 
-/// At the end of a program the runtime may be gone before the last objects of the library: nothing runs any more then.
+/// Like check(), but ignores that the runtime has been unloaded, which can happen at the end of a program before the
+/// library's last objects are destroyed. No work runs any more then.
 void check_unless_unloaded(cudaError_t code, const char* call) {
   if (code != cudaErrorCudartUnloading) check(code, call);
 }
 
-/// While it lives, no capture of a CUDA graph hinders this thread's calls or is invalidated by them, not even one of
-/// this thread, in which a destructor may run: all that the calls below touch is the transport's own. Not the guard of
-/// cuda/common, which test programs have once more, over the emulated runtime.
+/// While this guard exists, CUDA graph captures do not make this thread's calls fail, and the calls do not invalidate
+/// captures, even one of this thread in which a destructor runs. This is safe, because the calls below use only the
+/// transport's own objects. Not the guard of cuda/common, because test programs compile that for their emulated
+/// runtime.
 class BesideCaptures {
  public:
   BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -71,8 +73,8 @@ std::string uuid_text(const cudaUUID_t& uuid) {
   return text;
 }
 
-/// Returns true where the driver cannot be asked. As has_context() of cuda/common, which tests compile for their
-/// emulated runtime, in the same programs as this file.
+/// Returns true if the driver cannot be asked. Like has_context() of cuda/common, which tests compile for their
+/// emulated runtime in the same programs as this file.
 bool primary_context_is_active(int device) {
   using GetState = int (*)(int device, unsigned* flags, int* active);
   static const GetState get_state = [] {
@@ -178,7 +180,7 @@ class CudaDeviceApi final : public DeviceApi {
     const BesideCaptures guard;
     const cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
     if (code == cudaErrorNotReady) {
-      cudaGetLastError();  // Kept as an error, although it is none.
+      cudaGetLastError();  // Clears the last error: the runtime records cudaErrorNotReady.
       return false;
     }
     check_unless_unloaded(code, "cudaEventQuery");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The few CUDA runtime calls of the NCCL transport, behind an interface, so that its logic runs in tests without a
-// device. Streams and events are opaque. Every call throws Error{kDevice}; none of them waits for the device.
+// The CUDA runtime calls of the NCCL transport, behind an interface, so that tests can run its logic without a device.
+// Streams and events are opaque. Every call may throw Error{kDevice}; no call waits for the device.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@ class DeviceApi {
   virtual int current_device() = 0;
   /// Makes `device` the current device of the calling thread.
   virtual void use_device(int device) = 0;
-  /// Returns whether this process has a context on `device`; makes none.
+  /// Returns whether this process has a context on `device`. Creates none.
   virtual bool has_context(int device) = 0;
   virtual std::string uuid(int device) = 0;
   /// Returns whether kernels on `device` may use this address as device memory (managed memory too).
@@ -27,7 +27,7 @@ class DeviceApi {
 
   virtual void* allocate(std::uint64_t bytes) = 0;
   virtual void free(void* d_pointer) noexcept = 0;
-  virtual void* allocate_host(std::uint64_t bytes) = 0;  ///< Pinned.
+  virtual void* allocate_host(std::uint64_t bytes) = 0;  ///< Pinned memory.
   virtual void free_host(void* h_pointer) noexcept = 0;
 
   virtual void* create_stream() = 0;
@@ -43,8 +43,8 @@ class DeviceApi {
   virtual void copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream) = 0;
 };
 
-/// Makes `device` the current device of this thread. On destruction the previous one is current again, unless this
-/// process has no context there: setting it would make one.
+/// Makes `device` the current device of this thread. Its destructor makes the previous device current again, unless
+/// this process has no context there, because setting it would create one.
 class DeviceApiGuard {
  public:
   DeviceApiGuard(DeviceApi& api, int device) : api_(api), before_(api.current_device()), changed_(device != before_) {
@@ -53,7 +53,7 @@ class DeviceApiGuard {
   ~DeviceApiGuard() {
     try {
       if (changed_ && api_.has_context(before_)) api_.use_device(before_);
-    } catch (const Error&) {  // The next call of the runtime reports it again.
+    } catch (const Error&) {  // The next runtime call reports the error again.
     }
   }
   DeviceApiGuard(const DeviceApiGuard&) = delete;
@@ -65,7 +65,7 @@ class DeviceApiGuard {
   bool changed_;
 };
 
-/// Calls `release` on `device`, from a destructor in whatever thread it runs; not at all when the device is lost.
+/// Calls release() with `device` current. For destructors, in any thread. Does nothing if the device is lost.
 template <class Release>
 void release_on(DeviceApi& api, int device, const Release& release) noexcept {
   try {
@@ -75,12 +75,13 @@ void release_on(DeviceApi& api, int device, const Release& release) noexcept {
   }
 }
 
-/// Returns why a runtime finds the driver too old. Versions as CUDA counts them: 13000 is 13.0; 0 means no driver.
+/// Returns why the driver is too old for the runtime. Versions are numbered as in CUDA: 13000 is 13.0; 0 means no
+/// driver.
 std::string why_driver_is_too_old(int driver_version, int runtime_version);
 
 struct DeviceSurvey;
-/// Removes devices that the library's kernels do not run on (older than sm_80), and says so in `why_none` if none is
-/// left.
+/// Removes devices that the library's kernels do not run on (older than sm_80). If no device is left, explains that in
+/// `why_none`.
 void leave_out_old_devices(DeviceSurvey& survey);
 
 /// Returns the API of the CUDA runtime.

@@ -18,7 +18,7 @@ namespace {
 constexpr int kRanksPerRoot = 128;
 constexpr int kMostRanks = 1 << 20;  ///< Bound on ranks; a larger group cannot exist.
 constexpr int kMultiRankVersion = 23003;
-/// A mismatch of these leads to hangs or to crashes, not to errors.
+/// Environment variables whose mismatch leads to hangs or crashes, not to errors.
 constexpr const char* kMustAgree[] = {
     "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE",        "NCCL_NET",         "NCCL_NET_PLUGIN",  "NCCL_PROTO",
     "NCCL_ALGO",         "NCCL_IB_DISABLE",         "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_MNNVL_ENABLE",
@@ -36,7 +36,7 @@ void check_devices(const std::vector<NcclRankInfo>& rank_infos) {
   const bool may_share = get_text(rank_infos[0].settings).find("NCCL_MULTI_RANK_GPU_ENABLE=1\n") != std::string::npos &&
                          rank_infos[0].nccl_version >= kMultiRankVersion;
   if (may_share) return;
-  // Processes that call themselves different hosts may share one: for tests, over sockets.
+  // Ranks that claim different hosts may share a device: for tests, over sockets.
   std::map<std::pair<std::string, std::string>, std::size_t> users;
   for (std::size_t r = 0; r < rank_infos.size(); ++r) {
     const std::string device = get_text(rank_infos[r].device);
@@ -69,7 +69,8 @@ bool all(const std::vector<NcclRankInfo>& rank_infos, std::uint32_t NcclRankInfo
   return std::all_of(rank_infos.begin(), rank_infos.end(), [&](const NcclRankInfo& p) { return p.*ability != 0; });
 }
 
-/// Returns whether all ranks were in one old group, are in the same order, and some of it are lost.
+/// Returns whether all ranks are from one old group, in the same order, and some ranks of it are missing. Sets `lost`
+/// to the missing ranks.
 bool shrinks(const std::vector<NcclRankInfo>& rank_infos, std::vector<int>& lost) {
   const NcclRankInfo& first = rank_infos[0];
   if (first.old_channel == 0 || first.old_size > kMostRanks || !all(rank_infos, &NcclRankInfo::can_shrink))
@@ -87,7 +88,7 @@ bool shrinks(const std::vector<NcclRankInfo>& rank_infos, std::vector<int>& lost
   return !lost.empty();
 }
 
-/// Returns whether the first ranks are a whole old group in its order and the others are new.
+/// Returns whether the first ranks are a complete old group, in the same order, and all other ranks are new.
 bool grows(const std::vector<NcclRankInfo>& rank_infos) {
   const NcclRankInfo& first = rank_infos[0];
   const auto old_size = static_cast<std::size_t>(std::max(first.old_size, 0));
@@ -102,7 +103,7 @@ bool grows(const std::vector<NcclRankInfo>& rank_infos) {
   return true;
 }
 
-/// Beginning of a packed plan; the lost ranks and the roots follow.
+/// Head of a packed plan. The lost ranks and the roots follow it.
 struct PlanHead {
   std::uint32_t formation = 0;
   std::uint32_t registered = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How a communicator comes to be: every rank says what it has and what it was, all look at the same table, and all come
-// to the same decision. Nothing is created before that.
+// How a communicator is formed. Every rank contributes what it has and which group it was in. All ranks get the same
+// table, from which the plan is made. Nothing is created before that.
 
 #include <fmt/format.h>
 
@@ -20,27 +20,27 @@ namespace sparsecast {
 
 inline constexpr std::uint32_t kNcclChannelProtocol = 1;
 
-/// One rank's part of the table. Text fields end in zeros.
+/// One rank's entry in the table. Text fields are padded with zeros.
 struct NcclRankInfo {
   std::uint32_t protocol = kNcclChannelProtocol;
   std::int32_t nccl_version = 0;
   std::uint64_t staging_bytes = 0;
   std::uint32_t can_register = 0;
-  std::uint32_t can_configure = 0;  ///< The library has ncclBroadcastConfig.
+  std::uint32_t can_configure = 0;  ///< Not 0 if the library has ncclBroadcastConfig.
   std::uint32_t can_suspend = 0;
-  std::int32_t max_ctas = 0;  ///< This and the next two: as in NcclOptions.
+  std::int32_t max_ctas = 0;  ///< This and the next two fields are as in NcclOptions.
   std::int32_t broadcast_ctas = 0;
   std::uint32_t suspend_between_rounds = 0;
   std::uint32_t can_init_scalable = 0;
-  std::uint32_t can_shrink = 0;   ///< The old communicator is still there, and so is ncclCommShrink.
-  std::uint32_t can_grow = 0;     ///< The library has it, and the old communicator, if there was one, is in order.
+  std::uint32_t can_shrink = 0;  ///< Not 0 if the old communicator still exists and the library has ncclCommShrink.
+  std::uint32_t can_grow = 0;    ///< Not 0 if the library has ncclCommGrow and the old communicator, if any, is intact.
   std::uint64_t old_channel = 0;  ///< Number of the old group; 0 on a rank that joins.
   std::uint64_t nonce = 0;        ///< Random, so that two groups of the same ranks have different numbers.
   std::int32_t old_rank = -1;
   std::int32_t old_size = 0;
-  std::array<char, 48> device{};     ///< UUID.
+  std::array<char, 48> device{};     ///< UUID of the device.
   std::array<char, 64> host_id{};    ///< NCCL_HOSTID, which lets ranks share a device.
-  std::array<char, 768> settings{};  ///< NCCL's variables that must not differ, "NAME=value\n".
+  std::array<char, 768> settings{};  ///< NCCL's environment variables that must not differ, as "NAME=value ".
 };
 
 enum class Formation { kInit, kInitScalable, kShrink, kGrow };
@@ -59,10 +59,10 @@ const char* to_string(Formation formation);
 
 /// Returns the environment variables that must be the same on every rank, with their values in this process.
 std::string nccl_settings();
-/// Returns every set variable that concerns NCCL or the choice of devices, as "NAME=value".
+/// Returns, as "NAME=value", every environment variable that is set and concerns NCCL or the choice of devices.
 std::vector<std::string> relevant_environment();
 
-/// Parses the message of one rank. Throws Error{kGroupMismatch} for another length, which means another version of
+/// Parses the message of one rank. Throws Error{kGroupMismatch} if its length is wrong, which means another version of
 /// sparsecast.
 template <class Value>
 Value value_of_rank(std::span<const std::byte> bytes, std::size_t rank) {
@@ -78,13 +78,14 @@ Value value_of_rank(std::span<const std::byte> bytes, std::size_t rank) {
 
 /// Parses the messages of all ranks, in the order of ranks.
 std::vector<NcclRankInfo> parse_rank_infos(const std::vector<Bytes>& all);
-/// Throws Error{kGroupMismatch} that names two ranks and what differs. There is at least one.
+/// Throws Error{kGroupMismatch}, naming two ranks and what differs, unless all ranks agree. There must be at least one
+/// rank.
 void check_rank_infos(const std::vector<NcclRankInfo>& rank_infos);
 FormationPlan plan_formation(const std::vector<NcclRankInfo>& rank_infos);
 
 /// Encodes the plan, which one rank makes for all.
 Bytes pack_formation(const FormationPlan& plan);
-/// Decodes what pack_formation has encoded. Throws Error{kCorrupt}.
+/// Decodes the output of pack_formation. Throws Error{kCorrupt}.
 FormationPlan parse_formation(ConstBytes bytes);
 
 template <std::size_t N>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Records through staging memory: one count table, then large broadcasts.
+// Broadcasts records through staging memory: one count table, then large broadcasts.
 
 #ifdef SPARSECAST_HAVE_NCCL
 
@@ -16,8 +16,8 @@
 
 namespace sparsecast {
 
-/// Walks over records, copying to or from staging, a piece at a time. A receiver's record takes memory when its first
-/// byte is there.
+/// Walks over records and copies them to or from staging memory, a piece at a time. A receiver allocates a record when
+/// its first byte has arrived.
 class RecordCursor {
  public:
   RecordCursor(std::vector<Bytes>& records, std::span<const std::uint64_t> sizes, bool source)
@@ -61,7 +61,7 @@ ncclResult_t NcclTransport::Group::enqueue(void* d_data, std::uint64_t bytes, in
 }
 
 void NcclTransport::Group::issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline) {
-  // Every byte of records goes through this call; frames go through Round.
+  // All broadcasts of records use this call; frames use Round.
   check_nccl(*runtime_.functions, enqueue(d_data, bytes, source), communicator_, "ncclBroadcast");
   watchdog_.settle(communicator_, deadline, "ncclBroadcast");
 }
@@ -81,7 +81,7 @@ void NcclTransport::Group::exchange_table(const CountTable& table, int source, D
   issue(staging.d_table, sizeof(table), source, deadline);
   if (!sends) device.copy_to_host(staging.h_table, staging.d_table, sizeof(table), staging.stream);
   device.record(staging.table_arrived, staging.stream);
-  // The source goes on: its pieces follow on the same stream.
+  // The source need not wait, because its next pieces follow on the same stream.
   if (sends) return;
   wait_event(staging.table_arrived, deadline, fmt::format("the count table of rank {}", source));
   check_table(*staging.h_table, TableKind::kHostRecords, sequence_, {options_.max_records, options_.max_bytes});
@@ -130,7 +130,7 @@ void NcclTransport::Group::pipe(std::uint64_t total, int source, const CopyPiece
     issue(half.d_data, length(piece), source, deadline);
     if (!sends) device.copy_to_host(half.h_data, half.d_data, length(piece), staging.stream);
     device.record(half.arrived, staging.stream);
-    if (!sends && piece >= 1) arrive(piece - 1);  // While this one is on its way.
+    if (!sends && piece >= 1) arrive(piece - 1);  // Copied out while this piece is in transit.
   }
   if (sends && pieces >= 2) arrive(pieces - 2);
   if (pieces >= 1) arrive(pieces - 1);

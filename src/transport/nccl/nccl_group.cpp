@@ -6,9 +6,9 @@
 //     open --any Error in a collective--> broken: tell the control channel, stop the communicator (revoke or abort)
 //     open or broken --reform--> used up
 //
-// A rank that fails tells the others through the control channel at once; the watchdogs of their waits notice it, and
-// they stop their communicator likewise. So one rank's failure is every rank's within milliseconds, and never a hang.
-// The content of an interrupted broadcast is undefined, but it lies in staging memory, and none of it is handed out.
+// A rank that fails tells the others at once through the control channel. The watchdogs of their waits notice, and they
+// stop their communicators, too. So a failure of one rank reaches every rank within milliseconds, and never causes a
+// hang. The content of an interrupted broadcast is undefined, but it is in staging memory and is never passed on.
 
 #ifdef SPARSECAST_HAVE_NCCL
 
@@ -52,8 +52,8 @@ std::string NcclTransport::Group::context(const char* phase) const {
   return fmt::format("nccl channel, rank {} of {}: {}", rank(), size(), phase);
 }
 
-/// Marks the group broken, tells the other ranks, and begins to stop the communicator. Returns false when the group was
-/// broken before.
+/// Marks the group broken, tells the other ranks, and begins to stop the communicator. Returns false if the group was
+/// already broken.
 bool NcclTransport::Group::give_up(const Error& error) noexcept {
   if (broken_) return false;
   try {
@@ -79,7 +79,7 @@ void NcclTransport::Group::fail(std::span<Group* const> groups, const Error& err
   std::optional<DeviceApiGuard> on_device;
   try {
     if (staging) on_device.emplace(staging->api(), staging->device());
-  } catch (const Error&) {  // The other ranks hear of the failure all the same.
+  } catch (const Error&) {  // The other ranks are told of the failure anyway.
   }
   bool any = false;
   for (Group* const group : groups) any = group->give_up(error) || any;
@@ -91,15 +91,15 @@ void NcclTransport::Group::fail(std::span<Group* const> groups, const Error& err
     if (!finish_revoke(*group->runtime_.functions, group->communicator_, deadline)) group->abort_for_good();
   }
   for (Group* const group : groups) stopped = finish_abort(std::exchange(group->aborting_, {}), deadline) && stopped;
-  // The caller gets its memory back with the error: nothing may still use it. If something may, frames and staging
-  // memory are never freed, and this process forms no further group, whose frames would lie there.
+  // The error returns the caller's memory, so no work may use it any more. If some work still may, frames and staging
+  // memory are never freed, and this process forms no further group, because its frames would be in that memory.
   if (!stopped || (staging && !staging->becomes_idle())) keep_device_memory();
 }
 
 std::unique_ptr<NcclTransport::Group> NcclTransport::Group::split(int color, int key, Deadline deadline) {
   return guard("split", [&]() -> std::unique_ptr<Group> {
     const NcclFunctions& nccl = *runtime_.functions;
-    ++sequence_;  // On every rank, in a part or not.
+    ++sequence_;  // Counted on every rank, even without a part.
     resume(deadline);
     const std::shared_ptr<ControlChannel> control = control_->split(color, key, deadline);
     ncclConfig_t config = nonblocking_config(options_.max_ctas);
@@ -132,7 +132,7 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::reform(std::shared_p
                                                                    Deadline deadline) {
   const DeviceApiGuard on_device = staging_->enter();
   const auto use_up = [this] {
-    // A later call says so, and the destructor stops what is left of it.
+    // Later calls report it, and the destructor stops the rest of the old group.
     if (!broken_) broken_ = "it was formed anew";
   };
   try {
@@ -169,7 +169,7 @@ void NcclTransport::Group::resume(std::span<Group* const> groups, Deadline deadl
   std::ranges::copy_if(groups, std::back_inserter(suspended), &Group::suspended_);
   if (suspended.empty()) return;
   settle(suspended, deadline, "ncclCommSuspend");
-  // All at once, because other ranks may name the channels of a round in another order.
+  // All at the same time, because other ranks may list the channels of a round in another order.
   for (const Group* group : suspended) {
     check_nccl(*group->runtime_.functions, group->runtime_.functions->comm_resume(group->communicator_),
                group->communicator_, "ncclCommResume");
@@ -189,7 +189,7 @@ void NcclTransport::Group::suspend(std::span<Group* const> groups) {
 }
 
 /// Resumes a suspended communicator before it is destroyed, because NCCL cannot free a suspended one. All ranks of the
-/// communicator do so. Returns false when that fails or takes more than 5 s.
+/// communicator must call it. Returns false if that fails or takes more than 5 s.
 bool NcclTransport::Group::wake_up() noexcept {
   constexpr std::chrono::seconds kPatience{5};
   try {
@@ -201,7 +201,8 @@ bool NcclTransport::Group::wake_up() noexcept {
   }
 }
 
-// rank info -> plan -> communicator -> registration. Every rank sees what all ranks said before it creates anything.
+// Forming: rank info -> plan -> communicator -> registration. Every rank gets the rank info of all ranks before it
+// creates anything.
 
 namespace {
 
@@ -227,7 +228,7 @@ NcclRankInfo NcclTransport::Group::rank_info(const Group* old) const {
     own.old_channel = old->channel_;
     own.old_rank = old->rank();
     own.old_size = old->size();
-    // A resume would need all its ranks.
+    // A suspended communicator cannot shrink, because a resume needs all of its ranks.
     own.can_shrink = nccl.comm_shrink != nullptr && old->communicator_ != nullptr && !old->suspended_ ? 1 : 0;
     if (old->broken_ || old->suspended_) own.can_grow = 0;
   }
@@ -300,7 +301,7 @@ void NcclTransport::Group::create(const FormationPlan& plan, Group* old, Deadlin
   std::vector<ncclUniqueId> ids = values_of<ncclUniqueId>(all, plan.roots.size());
   if (grows) return grow(old, old == nullptr || is_root ? ids.data() : nullptr, deadline);
   ncclConfig_t config = nonblocking_config(options_.max_ctas);
-  // Written by the call alone.
+  // Only the NCCL call writes to it.
   if (plan.formation == Formation::kInitScalable) {
     check_nccl(
         nccl,
@@ -318,7 +319,7 @@ void NcclTransport::Group::shrink(Group& old, std::vector<int> lost, Deadline de
   ncclConfig_t config = nonblocking_config(options_.max_ctas);
   old.derived_ = true;
   old.made_ = std::make_shared<ncclComm_t>();
-  // The old communicator must live until the new one is made; afterwards they are independent.
+  // The old communicator must exist until the new one is made. Afterwards they are independent.
   check_nccl(nccl,
              nccl.comm_shrink(old.communicator_, lost.data(), static_cast<int>(lost.size()), old.made_.get(), &config,
                               old.broken_ ? kShrinkAbort : 0),
@@ -334,7 +335,7 @@ void NcclTransport::Group::grow(Group* old, const ncclUniqueId* id, Deadline dea
   const ncclComm_t parent = old == nullptr ? nullptr : old->communicator_;
   if (old != nullptr) old->derived_ = true;
   const auto made = std::make_shared<ncclComm_t>();
-  // In the call, ranks of the old communicator wait for what their coordinator sends them.
+  // The call blocks: ranks of the old communicator wait in it for a message from their coordinator.
   const auto call = [grow = nccl.comm_grow, parent, ranks = size(), rank = parent == nullptr ? rank() : -1, made,
                      id = id == nullptr ? std::nullopt : std::optional(*id), ctas = options_.max_ctas] {
     ncclConfig_t config = nonblocking_config(ctas);
@@ -348,8 +349,8 @@ void NcclTransport::Group::grow(Group* old, const ncclUniqueId* id, Deadline dea
   made_.reset();
 }
 
-/// Registers staging memory on all ranks or on none: NCCL must not see both kinds of memory in one collective. The
-/// exchange also shows that all ranks are ready.
+/// Registers staging memory on all ranks or on none, because NCCL must not get both kinds of memory in one collective.
+/// The exchange also shows that all ranks are ready.
 void NcclTransport::Group::register_staging(bool wanted, Deadline deadline) {
   const NcclFunctions& nccl = *runtime_.functions;
   bool mine = wanted;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The group behind NcclTransport, over a table of NCCL functions and a device API, which tests replace by fakes.
+// The group behind NcclTransport. It uses a table of NCCL functions and a device API, which tests replace by fakes.
 
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@
 
 namespace sparsecast {
 
-/// NCCL library and device API that a group uses. Both live as long as the process.
+/// NCCL library and device API that a group uses. Both exist until the process ends.
 struct NcclRuntime {
   const NcclFunctions* functions = nullptr;
   DeviceApi* device = nullptr;
@@ -47,12 +47,12 @@ class NcclTransport::Group final : public FrameChannel {
 
  private:
   friend class NcclRound;
-  /// Copies between staging and host records, from where it last stopped.
+  /// Copies between staging memory and host records, continuing where the last call stopped.
   using CopyPiece = std::function<void(std::byte* h_staging, std::uint64_t bytes)>;
 
   Group(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control, const NcclOptions& options);
 
-  /// Runs `body`, in which the groups take part together; an exception from it breaks them all.
+  /// Runs body(), which uses all the groups; an exception from it breaks all of them.
   template <class Body>
   static auto guard(std::span<Group* const> groups, const char* phase, const Body& body);
   template <class Body>
@@ -73,28 +73,29 @@ class NcclTransport::Group final : public FrameChannel {
   NcclRankInfo rank_info(const Group* old) const;
   void create(const FormationPlan& plan, Group* old, Deadline deadline);
   void shrink(Group& old, std::vector<int> lost, Deadline deadline);
-  /// `old`: null on a rank that joins. `id`: null on ranks that get it from the coordinator by NCCL.
+  /// Grows a communicator. `old` is null on a rank that joins. `id` is null on ranks that NCCL gives it from the
+  /// coordinator.
   void grow(Group* old, const ncclUniqueId* id, Deadline deadline);
   void register_staging(bool wanted, Deadline deadline);
 
-  /// Calls ncclBroadcast, or ncclBroadcastConfig with what the options say.
+  /// Calls ncclBroadcast, or ncclBroadcastConfig with the settings of the options.
   ncclResult_t enqueue(void* d_data, std::uint64_t bytes, int source) const;
   void issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline);
-  /// Waits until `ready()`, with an eye on all the groups.
+  /// Waits until ready() returns true, while watching all the groups for failures.
   template <class Ready>
   static void wait_for(std::span<Group* const> groups, const Ready& ready, Deadline deadline, const char* what);
   static void settle(std::span<Group* const> groups, Deadline deadline, const char* what);
-  /// Ends the suspension of those that are suspended. All ranks of each do so. Comes before every use of NCCL.
+  /// Resumes the suspended groups. All ranks of each group must do so. Must be called before every use of NCCL.
   static void resume(std::span<Group* const> groups, Deadline deadline);
   void resume(Deadline deadline) {
     Group* const own = this;
     resume({&own, 1}, deadline);
   }
   bool wake_up() noexcept;
-  /// Begins to suspend them, if the options say so.
+  /// Begins to suspend the groups, if their options say so.
   static void suspend(std::span<Group* const> groups);
   void wait_event(void* event, Deadline deadline, const std::string& what);
-  /// Broadcasts the count table; receivers check it.
+  /// Broadcasts the count table, which receivers check.
   void exchange_table(const CountTable& table, int source, Deadline deadline);
   /// Returns the sizes of all records, on every rank.
   std::vector<std::uint64_t> exchange_sizes(std::vector<std::uint64_t> sizes, int source, Deadline deadline);
@@ -106,17 +107,17 @@ class NcclTransport::Group final : public FrameChannel {
   std::shared_ptr<Staging> staging_;
   Watchdog watchdog_;
   ncclComm_t communicator_ = nullptr;
-  NewCommunicator made_;  ///< Where NCCL still writes: one that it makes of this one, or, in a growth, this one.
+  NewCommunicator made_;  ///< Where NCCL may still write: a communicator made of this one or, in a growth, this one.
   std::vector<void*> registrations_;
   NcclChannelReport report_;
   std::uint64_t channel_ = 0;
   std::uint64_t sequence_ = 0;
-  bool suspended_ = false;  ///< Or about to be, in the background.
-  bool open_ = false;       ///< Formed: there is something that a shrink could start from.
-  bool derived_ = false;    ///< A shrink or a growth of it has begun.
+  bool suspended_ = false;  ///< Suspended, or being suspended in the background.
+  bool open_ = false;       ///< Formed, so that a shrink can start from it.
+  bool derived_ = false;    ///< A shrink or a growth of this group has begun.
   std::optional<std::string> broken_;
-  std::future<void> aborting_;  ///< Not valid unless fail() is stopping the communicator for good.
-  bool revoking_ = false;       ///< fail() is stopping it for a shrink.
+  std::future<void> aborting_;  ///< Valid only while the communicator is being aborted.
+  bool revoking_ = false;       ///< The communicator is being stopped for a shrink.
 };
 
 template <class Body>

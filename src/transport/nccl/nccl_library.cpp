@@ -24,9 +24,9 @@ std::string loader_words() {
   return words == nullptr ? "no reason given" : words;
 }
 
-/// Opens the library and says why it is this one.
+/// Opens the library, and sets `because` to why this one was chosen.
 void* open_library(const std::string& requested, std::string& because) {
-  // Local: the process may hold another NCCL, whose symbols must not mix with these.
+  // RTLD_LOCAL, because the process may have loaded another NCCL, whose symbols must not mix with these.
   constexpr int kMode = RTLD_NOW | RTLD_LOCAL;
   if (!requested.empty()) {
     because = kNcclLibraryVariable;
@@ -49,7 +49,7 @@ std::string file_of(const void* symbol, const std::string& requested) {
   return dladdr(symbol, &found) != 0 && found.dli_fname != nullptr ? found.dli_fname : requested;
 }
 
-/// Returns the number that a variable of the environment holds; none where it is not set.
+/// Returns the number in an environment variable, or nullopt if it is not set.
 std::optional<int> setting_of(const char* variable, int least, int most) {
   const char* const text = std::getenv(variable);
   if (text == nullptr) return std::nullopt;
@@ -149,7 +149,7 @@ const NcclLibrary& process_nccl() {
   static std::mutex mutex;
   static std::optional<NcclLibrary> library;
   const std::lock_guard lock(mutex);
-  // After a failure it is tried again: the process may have loaded its copy since.
+  // Tries again after a failure, because the process may have loaded an NCCL since.
   if (!library) {
     const char* const requested = std::getenv(kNcclLibraryVariable);
     library = load_nccl(requested == nullptr ? "" : requested);

@@ -12,22 +12,22 @@
 
 namespace sparsecast {
 
-// The NCCL entry points that are used, as a table: filled from a loaded library, or by a test's fake. nccl.h gives
-// types and prototypes only; nothing links against NCCL.
+// A table of the NCCL functions in use, filled from a loaded library or by a test's fake. nccl.h only provides types
+// and prototypes; nothing links against NCCL.
 
 inline constexpr int kOldestNccl = 22000;  ///< 2.20.0
 inline constexpr int kShrinkAbort = 1;     ///< NCCL_SHRINK_ABORT, absent from headers before 2.27.
 inline constexpr int kSuspendMemory = 1;   ///< NCCL_SUSPEND_MEM, absent from headers before 2.29.7.
 
-/// ncclCollConfig_t, with what it had in 2.31.2: settings of one collective. Later versions have added to its end, and
-/// take a shorter one by its size. Must be the same on every rank, but for the tag.
+/// ncclCollConfig_t with its fields in 2.31.2: settings of one collective. Later versions append fields, and accept a
+/// shorter struct by its size. It must be the same on every rank, except for the tag.
 struct NcclCollConfig {
   std::size_t size = sizeof(NcclCollConfig);
   unsigned magic = 0xcafebeef;  ///< NCCL_API_MAGIC
   unsigned version = 23102;
   void* extensions = nullptr;
   int min_ctas = NCCL_CONFIG_UNDEF_INT;
-  int max_ctas = NCCL_CONFIG_UNDEF_INT;  ///< At most that of the communicator.
+  int max_ctas = NCCL_CONFIG_UNDEF_INT;  ///< At most the communicator's max_ctas.
   int nvls_ctas = NCCL_CONFIG_UNDEF_INT;
   int cga_cluster_size = NCCL_CONFIG_UNDEF_INT;
   const char* algorithms = nullptr;
@@ -40,7 +40,7 @@ static_assert(sizeof(NcclCollConfig) == 64);
 struct NcclFunctions {
   int version = 0;
 
-  // Required: 2.20 has them all.
+  // Required functions; 2.20 has all of them.
   decltype(&::ncclGetVersion) get_version = nullptr;
   decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
   decltype(&::ncclCommInitRankConfig) comm_init_rank_config = nullptr;
@@ -55,7 +55,7 @@ struct NcclFunctions {
   decltype(&::ncclGroupStart) group_start = nullptr;
   decltype(&::ncclGroupEnd) group_end = nullptr;
 
-  // Optional. Spelled out, because the headers of this build may be older than the library.
+  // Optional functions. Their types are spelled out, because the headers of this build may be older than the library.
   ncclResult_t (*mem_alloc)(void** pointer, size_t bytes) = nullptr;                                // 2.19.4
   ncclResult_t (*mem_free)(void* pointer) = nullptr;                                                // 2.19.4
   ncclResult_t (*comm_register)(ncclComm_t, void* pointer, size_t bytes, void** handle) = nullptr;  // 2.19.4
@@ -78,8 +78,8 @@ struct NcclFunctions {
   bool has_suspend() const { return comm_suspend && comm_resume; }
 };
 
-/// Returns the configuration of a communicator whose calls can be stopped at any point. `max_ctas`: 0 for NCCL's
-/// choice.
+/// Returns the configuration of a communicator whose calls can be stopped at any point. If `max_ctas` is 0, NCCL
+/// chooses.
 inline ncclConfig_t nonblocking_config(int max_ctas) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -94,14 +94,16 @@ struct NcclLibrary {
   NcclLibraryInfo info;
 };
 
-/// Loads a library and fills the table. `requested`: the one file that is wanted; empty: loaded already, else found.
-/// The library stays for the life of the process: NCCL has threads of its own. Throws Error{kUnsupported}.
+/// Loads a library and fills the table. `requested` is the file to load; if it is empty, takes an NCCL that is already
+/// loaded, or else searches for one. Never unloads the library, because NCCL has its own threads. Throws
+/// Error{kUnsupported}.
 NcclLibrary load_nccl(const std::string& requested);
 
-/// Returns the options with what the environment adds to them. Throws Error{kUsage} that names the variable.
+/// Returns the options with settings from the environment added. Throws Error{kUsage} naming a variable with a bad
+/// value.
 NcclOptions with_environment(NcclOptions options);
 
-/// Returns the one NCCL library of the process, loaded by the first call according to the environment.
+/// Returns the NCCL library of the process. The first call loads it according to the environment.
 const NcclLibrary& process_nccl();
 
 }  // namespace sparsecast

@@ -13,7 +13,7 @@
 namespace sparsecast {
 
 std::string nccl_version_text(int version) {
-  // Before 2.9 the minor had one digit less; those are refused anyway.
+  // Versions before 2.9 used one digit less for the minor number, but are refused anyway.
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
@@ -32,7 +32,7 @@ std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChanne
     const NcclLibrary& library = process_nccl();
     runtime = {&library.functions, &cuda_device_api(), library.info};
   } catch (const Error& error) {
-    control->abort(error.what());  // Or the others would wait for this rank.
+    control->abort(error.what());  // Otherwise the other ranks would wait for this one.
     throw;
   }
   return std::make_unique<NcclTransport>(Group::form(runtime, std::move(control), wanted, nullptr, deadline));

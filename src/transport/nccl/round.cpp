@@ -16,15 +16,15 @@ constexpr std::uint64_t kScratchAlignment = 256;
 
 static_assert(FrameTransfer::kMostHeadRoom == kTableHeadBytes);
 
-/// Returns how much of a table travels.
+/// Returns how many bytes of a table are sent.
 std::uint64_t table_bytes(const FrameTransfer& transfer) { return offsetof(CountTable, sizes) + transfer.head_room; }
 
 std::uint64_t rest_bytes(const CountTable& table, const FrameTransfer& transfer) {
   return table.count > transfer.head_room ? table.count - transfer.head_room : 0;
 }
 
-/// Copies what the host's pieces of a transfer have of its range from `at` on, to a staging buffer or from it. Gaps
-/// between them become zeros there.
+/// Copies between a staging buffer, which holds the transfer's range from `at` on, and the host's pieces of that range.
+/// When sending, gaps between pieces become zeros in the buffer.
 void copy_pieces(const FrameTransfer& transfer, std::uint64_t at, std::span<std::byte> h_staging, bool sending) {
   std::uint64_t done = at;
   const std::uint64_t end = at + h_staging.size();
@@ -44,7 +44,7 @@ void copy_pieces(const FrameTransfer& transfer, std::uint64_t at, std::span<std:
   fill(end);
 }
 
-/// Throws Error{kUsage} unless the frames of a source lie somewhere and the pieces lie in the range, in order.
+/// Throws Error{kUsage} unless a source has memory with its frames and the pieces are in the range, in order.
 void check_memory(const FrameTransfer& transfer, bool sends) {
   std::uint64_t at = 0;
   for (const FramePiece& piece : transfer.pieces) {
@@ -109,11 +109,11 @@ void NcclRound::broadcast_all(const BytesOf& bytes_of) {
       break;
     }
   }
-  // Also after an error: a group that stays open takes in whatever this thread calls next.
+  // Also called after an error, because an open NCCL group would capture this thread's next calls.
   const ncclResult_t ended = nccl.group_end();
   if (failure) throw Error(*failure);
   check_nccl(nccl, ended, nullptr, "ncclGroupEnd");
-  // Kernels are enqueued in the background; until every communicator is settled, nothing may go behind them.
+  // NCCL enqueues kernels in the background. Until every communicator is settled, nothing may be enqueued behind them.
   Group::settle(groups_, deadline_, "ncclGroupEnd");
 }
 
@@ -123,7 +123,7 @@ void NcclRound::exchange_heads() {
   for (const Part& part : parts_) {
     FrameTransfer& transfer = *part.transfer;
     if (!part.sends || transfer.error != 0 || transfer.head.size() <= FrameTransfer::kMaxHeadBytes) continue;
-    // The other ranks wait for a table: they get one with the error, and the channels stay open.
+    // The other ranks wait for a table. They get one with the error, and the channels stay open.
     transfer.error = static_cast<int>(ErrorCode::kUsage);
     refused = Error(
         ErrorCode::kUsage,
@@ -275,7 +275,7 @@ std::vector<NcclRound::HostPart> NcclRound::host_parts(bool sending) const {
   return host;
 }
 
-/// Brings the pieces of this rank's own frames together.
+/// Gathers the pieces of this rank's own frames in the memory that is sent.
 void NcclRound::gather_frames() {
   const std::vector<HostPart> host = host_parts(true);
   for (std::size_t i = 0; i < host.size(); ++i) {
@@ -295,7 +295,7 @@ void NcclRound::gather_frames() {
   }
 }
 
-/// Copies frames to the pieces that are to have them, and waits until all is where it belongs.
+/// Copies received frames to their destination pieces, and waits for the copies.
 void NcclRound::hand_over_frames() {
   for (const Part& part : parts_) {
     if (part.sends || part.transfer->d_frames != nullptr) continue;
@@ -318,7 +318,7 @@ void NcclRound::hand_over_frames() {
       device().record(staging().half(i).arrived, staging().stream);
     }
     if (i == 0) continue;
-    const auto& [part, at, bytes] = host[i - 1];  // While the next one is on its way.
+    const auto& [part, at, bytes] = host[i - 1];  // Copied while the next part is in transit.
     wait_event(staging().half(i - 1).arrived, "frames on their way to the host");
     copy_pieces(*part->transfer, at, {staging().half(i - 1).h_data, static_cast<std::size_t>(bytes)}, false);
   }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A round: all transfers that this rank takes part in, over one or several groups of one device, as one group of NCCL
-// broadcasts for their heads and one for their frames.
+// A round: all transfers of this rank in one call, over one or several groups of one device. They use one NCCL group
+// call for the heads and one for the frames.
 //
 //     exchange_heads     count tables with the heads   |  one grouped launch, one wait of the host
 //                        rests of long heads           |  (only where there are any:) one more
 //     broadcast_frames   the frames of every source    |  one grouped launch, one wait of the host
 //
-// NCCL orders what is grouped by communicator, the same on every rank, so that no two ranks wait for each other. The
-// broadcasts of one communicator run at once, and a rank may pass on what it has just received: so every transfer needs
-// memory of its own on every rank, one that drops what it gets included.
+// NCCL orders grouped operations by communicator, in the same way on every rank, so that ranks do not wait for each
+// other. The broadcasts of one communicator run concurrently, and a rank may forward data that it has just received. So
+// every transfer needs separate memory on every rank, even on one that drops the data.
 
 #include <optional>
 
@@ -34,7 +34,7 @@ class NcclRound {
     FrameTransfer* transfer = nullptr;
     Group* group = nullptr;
     bool sends = false;
-    std::byte* d_data = nullptr;  ///< Its memory in this call.
+    std::byte* d_data = nullptr;  ///< Memory of the part in this call.
   };
   /// A piece of a transfer's range that a staging buffer holds.
   struct HostPart {
@@ -62,7 +62,7 @@ class NcclRound {
 
   const char* phase_;
   Deadline deadline_;
-  std::vector<Group*> groups_;  ///< Each once, those of a single rank included.
+  std::vector<Group*> groups_;  ///< Each group once, including groups of a single rank.
   std::vector<Part> parts_;
   std::vector<CountTable> tables_;  ///< Parallel to the parts.
 };

@@ -118,7 +118,7 @@ Staging::~Staging() {
 }
 
 bool Staging::becomes_idle() noexcept {
-  // Copies may still be on the streams after an abort; memory under a running copy must not be freed.
+  // After an abort, copies may still be on the streams, and memory of a running copy must not be freed.
   if (stream == nullptr) return true;
   try {
     constexpr std::chrono::seconds kPatience{5};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Resources that the groups of one device share: the thread that issues, one stream for all communication, two staging
-// buffers, and the memory of rounds. One stream puts the operations of several communicators into one order, without
-// which they can deadlock.
+// Resources that the groups of one device share: the issuing thread, one stream for all communication, two staging
+// buffers, and the memory of rounds. One stream gives the operations of several communicators one order; without it
+// they can deadlock.
 
 #include <array>
 #include <memory>
@@ -17,7 +17,7 @@
 
 namespace sparsecast {
 
-/// Claim of a thread to issue all operations for a device while this object lives; a second thread gets Error{kUsage}.
+/// Claim of a thread to issue all operations for a device while this object exists. A second thread gets Error{kUsage}.
 class IssuingThread {
  public:
   IssuingThread(const DeviceApi& api, int device);
@@ -36,39 +36,41 @@ class IssuingThread {
 struct StagingHalf {
   void* d_data = nullptr;
   std::byte* h_data = nullptr;  ///< Pinned.
-  void* arrived = nullptr;      ///< Event: the half holds a piece (receiver), or is free again (source).
+  void* arrived = nullptr;      ///< Event: the staging half holds a piece (receiver), or is free again (source).
 };
 
-/// Memory that is as large as the largest use so far.
+/// Memory that grows to the largest size requested so far.
 class GrowingMemory {
  public:
   enum class Place { kDevice, kPinned, kDeviceElsePinned };
   explicit GrowingMemory(Place place) : place_(place) {}
-  /// Returns memory of at least this size, which it may allocate anew: nothing may use it when this is called.
+  /// Returns memory of at least `bytes` bytes. May free the old memory and allocate new memory, so nothing may be using
+  /// it during the call.
   std::byte* reserve(DeviceApi& api, std::uint64_t bytes);
   std::byte* data() const noexcept { return data_; }
   void release(DeviceApi& api) noexcept;
 
  private:
   Place place_;
-  bool pinned_ = false;  ///< Of the memory that is there.
+  bool pinned_ = false;  ///< Whether the current memory is pinned.
   std::uint64_t bytes_ = 0;
   std::byte* data_ = nullptr;
 };
 
 class Staging {
  public:
-  /// Allocates the staging buffers. `nccl_memory`: device memory comes from ncclMemAlloc; where that fails, from the
-  /// runtime.
+  /// Allocates the staging buffers. If `nccl_memory` is true, device memory comes from ncclMemAlloc, or, if that fails,
+  /// from the runtime.
   Staging(DeviceApi& api, const NcclFunctions& nccl, int device, std::uint64_t bytes, bool nccl_memory);
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  /// Checks that this is the issuing thread, and makes the device current while the result lives. Every call begins
-  /// with it.
+  /// Checks that this is the issuing thread, and makes the device current while the result exists. Every public call
+  /// begins with it.
   [[nodiscard]] DeviceApiGuard enter();
-  /// Waits a bounded time for all that is on the streams: before that nobody's memory is safe to touch.
+  /// Waits a bounded time for all work on the streams, and returns whether it has ended. Before that, no memory in use
+  /// is safe to touch.
   bool becomes_idle() noexcept;
 
   DeviceApi& api() const noexcept { return api_; }
@@ -77,16 +79,16 @@ class Staging {
   bool nccl_memory() const noexcept { return nccl_memory_; }
   StagingHalf& half(std::uint64_t piece) noexcept { return halves_[piece % 2]; }
 
-  void* stream = nullptr;  ///< All communication.
+  void* stream = nullptr;  ///< Stream of all communication.
   void* d_table = nullptr;
   CountTable* h_table = nullptr;
   void* table_arrived = nullptr;
   void* ready = nullptr;
 
-  // Of rounds (round.hpp).
+  // Memory of rounds (round.hpp).
   GrowingMemory d_heads{GrowingMemory::Place::kDevice};
   GrowingMemory h_heads{GrowingMemory::Place::kPinned};
-  GrowingMemory scratch{GrowingMemory::Place::kDeviceElsePinned};  ///< NCCL writes to pinned memory as well.
+  GrowingMemory scratch{GrowingMemory::Place::kDeviceElsePinned};  ///< NCCL can write to pinned memory as well.
 
  private:
   void* allocate_device(std::uint64_t bytes);

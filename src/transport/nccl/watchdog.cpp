@@ -18,7 +18,7 @@ using std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kStopPatience{10};
 constexpr std::chrono::seconds kFinalizePatience{5};
-constexpr int kNcclTimeout = 8;  ///< ncclTimeout, since 2.30.
+constexpr int kNcclTimeout = 8;  ///< Value of ncclTimeout, which exists since 2.30.
 
 ErrorCode code_of(ncclResult_t result) {
   switch (static_cast<int>(result)) {
@@ -42,16 +42,16 @@ ncclResult_t state_of(const NcclFunctions& nccl, ncclComm_t communicator) {
   return result == ncclSuccess ? state : result;
 }
 
-/// Makes the device current in a thread of the library, for the rest of its life: NCCL sets the device that it finds
-/// again at the end of its calls, which would make a context there.
+/// Makes the device current in a thread of the library until the thread ends. Otherwise NCCL's calls, which restore the
+/// device that was current before, would create a context on that device.
 void use_quietly(DeviceApi& api, int device) noexcept {
   try {
     api.use_device(device);
-  } catch (const Error&) {  // NCCL's call reports it again.
+  } catch (const Error&) {  // The next NCCL call reports the error again.
   }
 }
 
-/// Returns whether the communicator becomes quiet by the deadline.
+/// Waits until NCCL has no unfinished call for the communicator. Returns false at the deadline or after an error.
 bool becomes_quiet(const NcclFunctions& nccl, ncclComm_t communicator, Deadline deadline) {
   PollPause pace;
   for (;;) {
@@ -73,7 +73,7 @@ void check_nccl(const NcclFunctions& nccl, ncclResult_t result, ncclComm_t commu
 }
 
 void Watchdog::look(ncclComm_t communicator, Deadline deadline, const std::string& what, unsigned turn) {
-  constexpr unsigned kControlEvery = 16;  // A poll of sockets costs more than one of an event.
+  constexpr unsigned kControlEvery = 16;  // Polling sockets costs more than polling an event.
   if (communicator != nullptr) check_nccl(*nccl_, state_of(*nccl_, communicator), communicator, what);
   check_interrupt();
   const bool late = steady_clock::now() >= deadline;
@@ -114,7 +114,7 @@ ncclResult_t Watchdog::make_apart(DeviceApi& api, int device, const NewCommunica
   } catch (...) {
     State before = State::kRuns;
     if (call->state.compare_exchange_strong(before, State::kLeft)) throw;
-    // It has ended just now; the next wait says the same.
+    // The call has just ended; the next wait reports the error again.
   }
   return call->result;
 }
@@ -132,9 +132,9 @@ std::future<void> begin_abort(const NcclFunctions& nccl, DeviceApi& api, int dev
   const auto abort_both = [abort = nccl.comm_abort, communicator, made = std::move(made)] {
     abort(communicator);
     const ncclComm_t left = made ? communicator_in(made) : nullptr;
-    if (left != nullptr && left != communicator) abort(left);  // A growth writes the one that it makes twice.
+    if (left != nullptr && left != communicator) abort(left);  // A growth writes the new communicator twice.
   };
-  // On a thread of its own, because it may wait for kernels and threads that are stuck, and takes no deadline.
+  // Runs in a separate thread, because the abort may wait for stuck kernels and threads and has no deadline.
   try {
     const auto done = std::make_shared<std::promise<void>>();
     std::future<void> aborting = done->get_future();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Waiting on NCCL and the device without ever waiting for them: every wait polls, and ends by the deadline, by an error
-// that NCCL reports, or by the news that a peer has given up.
+// Waits for NCCL and the device without blocking calls. Every wait polls, and ends at the deadline, at an error from
+// NCCL, or when a peer has given up.
 
 #include <functional>
 #include <future>
@@ -16,14 +16,15 @@
 
 namespace sparsecast {
 
-/// Where NCCL writes a communicator that it makes of another one. A thread of its own does so, late and also after a
-/// failure, until the abort of that one has ended: so whoever waits for it shares the memory with who stops it.
+/// Memory where NCCL writes a communicator that it makes from another one. An NCCL thread may write there late, even
+/// after a failure, until the abort of the old communicator has ended. So the waiting and the stopping code share
+/// ownership.
 using NewCommunicator = std::shared_ptr<ncclComm_t>;
 
-/// Returns what NCCL has written there last.
+/// Returns the communicator that NCCL has last written to `made`.
 ncclComm_t communicator_in(const NewCommunicator& made) noexcept;
 
-/// Throws unless the result is good or in progress; with NCCL's own words.
+/// Throws an error with NCCL's text unless `result` is success or in progress.
 void check_nccl(const NcclFunctions& nccl, ncclResult_t result, ncclComm_t communicator, const std::string& call);
 
 class Watchdog {
@@ -31,7 +32,8 @@ class Watchdog {
   Watchdog(const NcclFunctions& nccl, std::shared_ptr<ControlChannel> control)
       : nccl_(&nccl), control_(std::move(control)) {}
 
-  /// Waits until `ready()`. `what` names the awaited thing in errors. Throws Error{kTimeout | kPeerFailed | ...}.
+  /// Waits until ready() returns true. Errors name `what` as the awaited event. Throws Error{kTimeout | kPeerFailed |
+  /// ...}.
   template <class Ready>
   void wait(const Ready& ready, ncclComm_t communicator, Deadline deadline, const std::string& what) {
     PollPause pace;
@@ -42,12 +44,13 @@ class Watchdog {
   }
   /// Waits until NCCL has finished its work on the host for the communicator; nothing else may be issued before.
   void settle(ncclComm_t communicator, Deadline deadline, const std::string& what);
-  /// Runs `make`, a call of NCCL that writes to `made` and may wait for other ranks before it returns, in a thread of
-  /// its own that is on `device`, and returns its result. When the wait ends early, it throws as wait() does, and that
-  /// thread aborts what the call makes nevertheless.
+  /// Runs make() in a separate thread on `device` and returns its result. make() is an NCCL call that writes to `made`
+  /// and may block for other ranks. If the wait ends early, throws as wait() does, and the thread aborts any
+  /// communicator that the call still makes.
   ncclResult_t make_apart(DeviceApi& api, int device, const NewCommunicator& made, std::function<ncclResult_t()> make,
                           Deadline deadline, const std::string& what);
-  /// Does one turn of a wait: throws when there is a reason to end it, otherwise returns at once. `turn` counts them.
+  /// Does one turn of a wait: throws if there is a reason to end it, otherwise returns at once. `turn` counts the
+  /// turns.
   void look(ncclComm_t communicator, Deadline deadline, const std::string& what, unsigned turn);
 
  private:
@@ -58,23 +61,23 @@ class Watchdog {
 /// Returns whether NCCL has finished its work on the host for the communicator.
 bool settled(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
 
-// A stop has two halves, so that several communicators stop together: the work of one may lie behind that of another
-// on the device, and ends only after it.
+// A stop has two halves, so that several communicators stop together: on the device, the work of one may be queued
+// behind that of another and ends only after it.
 
 /// Returns how long the second halves of stops that begin now may wait.
 Deadline stop_deadline() noexcept;
 
-/// Begins to stop all work of the communicator, which is on `device`, and to free it; then the same for what it leaves
-/// in `made`, if that is given.
+/// Begins to stop all work of the communicator, which is on `device`, and to free it. Then does the same for a
+/// communicator that NCCL leaves in `made`, if given.
 std::future<void> begin_abort(const NcclFunctions& nccl, DeviceApi& api, int device, ncclComm_t communicator,
                               NewCommunicator made = nullptr) noexcept;
-/// Returns false when NCCL does not come back from the abort: then its memory must be left alone.
+/// Waits for the abort. Returns false if NCCL does not return from it; memory that NCCL uses must then not be freed.
 bool finish_abort(const std::future<void>& aborting, Deadline deadline) noexcept;
-/// Begins to stop all work but keeps the communicator for ncclCommShrink. False when that is not possible, as on one
-/// that is not settled: NCCL would free the job that it has in progress, and use it later.
+/// Begins to stop all work but keeps the communicator for ncclCommShrink. Returns false if that is not possible, for
+/// example on a communicator that is not settled, because NCCL would free its running job and use it later.
 bool begin_revoke(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
 bool finish_revoke(const NcclFunctions& nccl, ncclComm_t communicator, Deadline deadline) noexcept;
-/// Destroys the communicator in order, within a time limit; otherwise aborts it.
+/// Destroys the communicator in good order, within a time limit; otherwise aborts it.
 bool destroy_communicator(const NcclFunctions& nccl, DeviceApi& api, int device, ncclComm_t communicator) noexcept;
 
 }  // namespace sparsecast

@@ -20,7 +20,7 @@ struct TcpMessageHeader {
 };
 static_assert(sizeof(TcpMessageHeader) == 16);
 
-/// Both ends are in lockstep: a peer is never further ahead than a message or two.
+/// Both ends are in lockstep, so a peer is at most a message or two ahead.
 constexpr std::size_t kMostWaiting = 8;
 constexpr std::chrono::seconds kLeaveGrace{2};
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
@@ -57,7 +57,7 @@ void Connection::send(MessageType type, std::span<const std::byte> body, Deadlin
   }
 }
 
-/// A peer that hung up has often said why before; that is the better error.
+/// Throws the reason that a peer sent before it closed the connection, which is the better error.
 void Connection::throw_if_given_up() {
   try {
     fill();
@@ -104,7 +104,7 @@ void Connection::fill() {
       bytes = socket_.receive_some(part, closed_);
     } catch (const Error& error) {
       if (waiting_.empty()) throw error.within(name_);
-      closed_ = true;  // First what it said before.
+      closed_ = true;  // Messages that the peer sent before are handled first.
       return;
     }
     if (bytes == 0) return;
@@ -127,7 +127,7 @@ void Connection::linger(Deadline deadline) noexcept {
   try {
     shutdown(socket_.descriptor(), SHUT_WR);
     std::array<std::byte, kReadBytes> part;
-    // A peer that never stops sending would always be ready.
+    // Checks the deadline in each turn, because a peer that never stops sending would always be ready.
     while (!closed_ && std::chrono::steady_clock::now() < deadline && socket_.wait(POLLIN, deadline)) {
       socket_.receive_some(part, closed_);
     }
@@ -171,7 +171,8 @@ bool Connection::wait_for_news(std::span<const std::unique_ptr<Link>> others, De
   for (const std::unique_ptr<Link>& other : others) {
     auto* const connection = static_cast<Connection*>(other.get());
     if (connection == nullptr || connection == this) continue;
-    throw_if_aborted(connection->waiting_, connection->name_);  // It may have come with something that was taken.
+    // An abort may have arrived together with a message that was received.
+    throw_if_aborted(connection->waiting_, connection->name_);
     if (!connection->listens()) continue;
     entries.push_back({connection->socket_.descriptor(), POLLIN, 0});
     watched.push_back(connection);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// An authenticated connection: encrypted messages in order, each way. Bytes are taken into memory only as they arrive,
-// and never more than the bound of the message.
+// An authenticated connection with ordered, encrypted messages in both directions. Memory is allocated only as bytes
+// arrive, and never more than the message's bound.
 
 #include <deque>
 #include <optional>
@@ -29,21 +29,21 @@ class Connection final : public Link {
   /// not encrypted, and Error{kPeerFailed} when the peer is gone.
   std::optional<ControlMessage> poll();
   ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) override;
-  /// Ends the stream and reads on until the peer has ended its own, or the deadline: closing with bytes unread would
-  /// take away what was sent last, and that is where the reason is.
+  /// Ends the stream, then reads until the peer has ended its stream, or until the deadline. Closing a socket with
+  /// unread bytes could discard the last message sent, which holds the reason of a failure.
   void linger(Deadline deadline) noexcept override;
   std::optional<std::string> given_up() override;
 
  private:
-  /// Reads what is there, at most until some messages wait.
+  /// Reads bytes that have arrived, until kMostWaiting messages are waiting.
   void fill();
   void throw_if_given_up();
   /// Returns whether more messages may arrive.
   bool listens() const noexcept;
   /// Waits until the socket is ready or the call is cancelled; returns false at the deadline.
   bool wait_here(short events, Deadline deadline);
-  /// Waits until there is something to receive, here or on `others`, or the call is cancelled; returns false at the
-  /// deadline.
+  /// Waits until data can be received, on this connection or on `others`, or the call is cancelled. Returns false at
+  /// the deadline.
   bool wait_for_news(std::span<const std::unique_ptr<Link>> others, Deadline deadline);
   bool take_message();
 

@@ -22,7 +22,7 @@ std::string list_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
-/// Tells peers whose connections are about to be closed; best effort.
+/// Sends the error to peers whose connections are about to be closed; best effort.
 void say_why(const std::vector<Connection*>& peers, const Error& error) {
   const Bytes reason = abort_body(error);
   const Deadline soon = steady_clock::now() + kLingerTimeout;
@@ -35,9 +35,10 @@ void say_why(const std::vector<Connection*>& peers, const Error& error) {
   for (Connection* const peer : peers) peer->linger(soon);
 }
 
-/// Allows this process as many open files as the hub of the group needs: a connection to each rank, and what else the
-/// process has. The usual limit is 1024, which a process may raise by itself up to another one. Throws Error{kIo} when
-/// that one is too low: connections would not be accepted, and their ranks taken for missing.
+/// Raises this process's limit of open files to what the hub of the group needs: a connection to each rank, and the
+/// files that the process has open. The soft limit is usually 1024, and a process may raise it up to its hard limit.
+/// Throws Error{kIo} if the hard limit is too low, because connections could not be accepted and their ranks would seem
+/// to be missing.
 void allow_open_files(int size) {
   constexpr rlim_t kOthers = 1024;
   const auto ranks = static_cast<rlim_t>(size);
@@ -52,7 +53,7 @@ void allow_open_files(int size) {
         "rendezvous, rank 0");
   }
   limit.rlim_cur = std::min(limit.rlim_max, ranks + kOthers);
-  setrlimit(RLIMIT_NOFILE, &limit);  // Best effort: what is allowed already may do.
+  setrlimit(RLIMIT_NOFILE, &limit);  // Best effort: the current limit may suffice.
 }
 
 }  // namespace

@@ -17,9 +17,9 @@ class GroupAcceptor {
   GroupAcceptor(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
                 std::uint64_t max_body_bytes);
 
-  /// Accepts members until all ranks are connected; returns the links by rank. Throws Error{kTimeout | kGroupMismatch |
-  /// kPeerFailed} (the last when the meeting is cancelled, or the group that this one is a part of has failed), and
-  /// tells the members connected by then the reason.
+  /// Accepts members until all ranks are connected. Returns the links by rank. Throws Error{kTimeout | kGroupMismatch |
+  /// kPeerFailed} (the last if the meeting is cancelled or the parent group has failed), after telling the reason to
+  /// the members that are already connected.
   std::vector<std::unique_ptr<Link>> gather(Deadline deadline);
   /// Returns the last few rejected connections, each with its address and the reason.
   const std::vector<std::string>& turned_away() const noexcept { return turned_away_; }
@@ -27,17 +27,17 @@ class GroupAcceptor {
  private:
   void admit(Authenticated& peer);
   void drop_disconnected();
-  /// Fails when the meeting is cancelled or the thread is interrupted; and, from `look` on, when the group of which
-  /// this one becomes a part has failed. Moves `look` on then.
+  /// Throws if the meeting is cancelled or the thread is interrupted. Once the time `look` has come, also throws if the
+  /// parent group has failed, and otherwise moves `look` on.
   void check_cancelled(Deadline& look);
   std::vector<int> missing() const;
   [[noreturn]] void fail(const Error& error, Connection* newcomer);
 
   const RendezvousOptions& options_;
-  SocketAddress place_;  ///< Where this rank listens.
+  SocketAddress place_;  ///< Address that this rank listens on.
   Acceptor acceptor_;
   int size_;
-  /// Connections by rank; null for this rank and for those not here yet.
+  /// Connections by rank; null for this rank and for ranks that are not connected yet.
   std::vector<std::unique_ptr<Connection>> members_;
   std::vector<std::string> notes_;
   std::vector<std::string> turned_away_;

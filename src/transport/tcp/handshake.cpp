@@ -68,7 +68,7 @@ void Acceptor::turn_away(const PendingConnection& pending, const std::string& wh
 }
 
 void Acceptor::accept_all() {
-  // Not more at once than are kept: who connects without an end must not keep this end from the rest of its work.
+  // At most as many as are kept, so that a peer that connects again and again cannot keep this loop busy forever.
   for (std::size_t i = 0; i < most_pending_; ++i) {
     std::optional<Socket> socket = accept_one(listener_);
     if (!socket) return;
@@ -93,7 +93,7 @@ bool Acceptor::send(PendingConnection& pending, const Message& message) {
 
 bool Acceptor::answer_hello(PendingConnection& pending) {
   Hello hello;
-  // Judge the mark by itself: a stranger may never send a whole Hello.
+  // Checks the magic number on its own, because a foreign program may never send a whole Hello.
   const std::size_t marked = std::min(pending.received.size(), sizeof(hello.magic));
   if (std::memcmp(pending.received.data(), kRendezvousMagic, marked) != 0) {
     turn_away(pending, "does not speak the rendezvous protocol");
@@ -137,7 +137,7 @@ bool Acceptor::check_proof(PendingConnection& pending, std::vector<Authenticated
 
 bool Acceptor::advance(PendingConnection& pending, std::vector<Authenticated>& in) {
   try {
-    // One byte more than the handshake takes is enough to know that a peer does not keep to it.
+    // One byte more than the handshake needs shows that a peer does not follow the protocol.
     std::array<std::byte, sizeof(Hello) + sizeof(Proof) + 1> part{};
     const std::size_t bytes = pending.socket.receive_some(part, pending.closed);
     pending.received.insert(pending.received.end(), part.begin(), part.begin() + static_cast<std::ptrdiff_t>(bytes));
@@ -177,7 +177,7 @@ std::vector<Authenticated> Acceptor::wait(const std::vector<int>& others, Deadli
 
 namespace {
 
-/// One attempt: empty when it may be tried again, with `why`.
+/// Makes single attempts to connect. An attempt that may be repeated returns null and sets the reason.
 class Connector {
  public:
   Connector(const RendezvousOptions& options, const SecretKey& key, std::uint64_t max_body_bytes, Deadline deadline)
@@ -187,25 +187,25 @@ class Connector {
         deadline_(deadline),
         token_(options.cancellation ? &options.cancellation->token() : nullptr) {}
 
-  /// Throws Error{kPeerFailed} once the meeting is cancelled, the group that this one is a part of has failed, or the
-  /// thread is interrupted.
+  /// Throws Error{kPeerFailed} once the meeting is cancelled, the parent group has failed, or the thread is
+  /// interrupted.
   void check_cancelled() const {
     sparsecast::check_cancelled(token_);
     if (token_ != nullptr) token_->check_parent();
   }
 
   std::unique_ptr<Connection> attempt(const SocketAddress& address, const SocketAddress* from, std::string& why) {
-    // An address that swallows packets must not take the time of the others.
+    // An address that drops packets must not use up the time of the other addresses.
     const auto begin = steady_clock::now();
     std::optional<Socket> socket = connect_to(address, from, std::min(deadline_, begin + kConnectPatience), why);
     if (!socket) return nullptr;
     try {
       return shake(std::move(*socket), address);
     } catch (const Error& error) {
-      // The deadline came too soon for an answer: why the attempt before failed says more.
+      // The deadline left no time for an answer, so the reason of the earlier failure is more useful.
       if (error.code() == ErrorCode::kTimeout && hung_up_ && steady_clock::now() - begin < kConnectPatience)
         return nullptr;
-      // Whoever went away may be a rank 0 that is just being restarted.
+      // The peer that closed the connection may be a rank 0 that is being restarted.
       if (error.code() != ErrorCode::kPeerFailed) throw error.within(name_of(0, address));
       hung_up_ = true;
       why = error.message();
@@ -273,7 +273,7 @@ class Connector {
   std::uint64_t max_body_bytes_;
   Deadline deadline_;
   const CancellationToken* token_;  ///< Null without a cancellation.
-  bool hung_up_ = false;            ///< An attempt has failed so, and `why` says it.
+  bool hung_up_ = false;            ///< An attempt failed because the peer hung up; `why` holds the reason.
 };
 
 }  // namespace

@@ -15,7 +15,7 @@
 //       |<-------------------------------------------|
 //       |              encrypted messages               |
 //
-// The member proves first: whoever merely reaches rank 0's port gets nothing to guess the secret from.
+// The member proves first, so that a stranger who reaches rank 0's port learns nothing from which to guess the secret.
 
 #include <deque>
 #include <list>
@@ -62,13 +62,13 @@ struct Authenticated {
   std::unique_ptr<Connection> connection;
 };
 
-/// Authentication on rank 0, for any number of connections at once. None of them can hold up another: each has a few
-/// seconds and a place in a bounded list, from which the oldest is dropped.
+/// Authentication on rank 0, for any number of connections at once. Connections cannot delay one another: each has a
+/// few seconds, and a place in a bounded list that drops the oldest.
 class Acceptor {
  public:
   Acceptor(const Socket& listener, const SecretKey& key, int size, std::uint64_t max_body_bytes);
 
-  /// Waits for activity on its sockets or on `others` (readable), and returns the peers authenticated by then, perhaps
+  /// Waits until its sockets are active or `others` are readable. Returns the peers authenticated by then, possibly
   /// none.
   std::vector<Authenticated> wait(const std::vector<int>& others, Deadline deadline);
   const std::vector<std::string>& turned_away() const noexcept { return turned_away_; }
@@ -85,7 +85,7 @@ class Acceptor {
   };
 
   void accept_all();
-  /// Returns true when the handshake has ended, with success or without.
+  /// Continues a handshake. Returns true once it has ended, whether it succeeded or not.
   bool advance(PendingConnection& pending, std::vector<Authenticated>& in);
   bool answer_hello(PendingConnection& pending);
   bool check_proof(PendingConnection& pending, std::vector<Authenticated>& in);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Which interface a group talks through. Always said, never guessed silently: multi-homed machines, container bridges
-// and loopback are where groups fail to form.
+// Chooses the network interface of a group. The choice is always reported, because groups often fail to form on
+// multi-homed machines, container bridges and loopback.
 
 #include "sparsecast/network.hpp"
 
@@ -83,7 +83,7 @@ std::vector<NetworkInterface> network_interfaces() {
 InterfaceChoice choose_interface(const std::vector<NetworkInterface>& interfaces, const std::string& wanted,
                                  const std::string& peer_host) {
   if (!wanted.empty()) {
-    // An interface has several addresses: the global IPv4 one first, as NCCL takes it.
+    // An interface may have several addresses. Prefers the global IPv4 address, as NCCL does.
     const NetworkInterface* best = nullptr;
     for (const NetworkInterface& interface : interfaces) {
       if (interface.address == wanted) return {interface, "its address was asked for"};

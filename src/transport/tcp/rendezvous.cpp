@@ -29,7 +29,7 @@ MeetingCancellation::~MeetingCancellation() = default;
 
 void MeetingCancellation::cancel(const std::string& reason) noexcept {
   if (!token_->request_cancel(reason)) return;
-  token_->mark_handled();  // By the meetings themselves.
+  token_->mark_handled();  // The meetings themselves tell their peers.
   token_->end_call();
 }
 
@@ -88,7 +88,7 @@ std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options) {
     }
     return std::shared_ptr<Rendezvous>(new Rendezvous(std::move(impl)));
   }
-  key_from_secret(options.secret);  // Refused before a port is opened.
+  key_from_secret(options.secret);  // Rejects a bad secret before a port is opened.
   RendezvousListener listener(options);
   return meet(options, listener);
 }
@@ -111,7 +111,7 @@ std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options, R
 Rendezvous::Rendezvous(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Rendezvous::~Rendezvous() {
-  // So that a rank that still waits for the end of the last collective does not take this for a death.
+  // A rank that still waits for the end of the last collective must not take the closing for a failure.
   impl_->star.send_close(steady_clock::now() + kCloseTimeout);
 }
 
@@ -143,7 +143,7 @@ std::optional<std::string> Rendezvous::aborted() noexcept { return impl_->star.a
 
 namespace {
 
-/// Message of the rank that leads a part of a group; the others send none.
+/// Message of the rank that leads a part of a group; other ranks send an empty message.
 struct Invitation {
   char host[64] = {};
   std::uint16_t port = 0;  ///< 0: the leader could not open one.
@@ -210,7 +210,7 @@ std::shared_ptr<ControlChannel> Rendezvous::split(int color, int key, Deadline d
     const std::shared_ptr<Impl> here = whole.lock();
     return here ? here->star.aborted() : std::nullopt;
   };
-  // A rank that has died since its invitation will not come.
+  // Cancels the meeting if the parent fails, because a rank that has died since its invitation will not come.
   options.cancellation = std::make_shared<MeetingCancellation>();
   options.cancellation->token_->set_parent(why_whole_failed);
   const std::shared_ptr<Rendezvous> part = leads ? meet(options, *listener) : meet(options);

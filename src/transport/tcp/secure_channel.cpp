@@ -54,7 +54,7 @@ SecretKey key_from_secret(const std::string& secret) {
 }
 
 Proof prove(const SecretKey& key, std::string_view label, std::span<const std::byte> transcript) {
-  Bytes message(label.size() + 1 + transcript.size());  // The zero in between ends the label.
+  Bytes message(label.size() + 1 + transcript.size());  // A zero byte separates the label from the transcript.
   std::memcpy(message.data(), label.data(), label.size());
   std::memcpy(message.data() + label.size() + 1, transcript.data(), transcript.size());
   Proof proof;

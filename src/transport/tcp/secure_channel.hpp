@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Cryptography of the rendezvous, all of it libsodium's:
+// Cryptography of the rendezvous, all from libsodium:
 //   key       = BLAKE2b-256("sparsecast rendezvous key", secret)
 //   proof     = HMAC-SHA-512-256(key, label, transcript)      label: who proves, so that no proof can be reflected
 //   cipher    = ChaCha20-Poly1305 with a key for each direction, HMAC(key, label, transcript), and a counter as
 //   nonce
-// The transcript holds both fresh nonces, so every proof and every session key is of this connection alone.
+// The transcript holds both fresh nonces, so every proof and every session key is valid for one connection only.
 
 #include <array>
 #include <cstddef>
@@ -53,7 +53,8 @@ class SecureChannel {
   explicit SecureChannel(const SecretKey& key) : key_(key) {}
   /// Returns the encrypted message, kTagBytes longer than `plain`. `header` is authenticated, but not encrypted.
   Bytes encrypt(std::span<const std::byte> plain, std::span<const std::byte> header);
-  /// Decrypts the next message to `plain`. Returns false, and does not advance, when the bytes are not that message.
+  /// Decrypts the next message to `plain`. If the bytes are not that message, returns false and does not advance the
+  /// counter.
   bool decrypt(std::span<const std::byte> encrypted, std::span<const std::byte> header, Bytes& plain);
 
  private:

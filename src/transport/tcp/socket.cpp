@@ -30,11 +30,11 @@ using std::chrono::steady_clock;
 std::string system_words(int code) { return std::generic_category().message(code); }
 
 void set_option(int descriptor, int level, int name, int value) {
-  setsockopt(descriptor, level, name, &value, sizeof(value));  // A connection works without; so no error.
+  setsockopt(descriptor, level, name, &value, sizeof(value));  // Ignores errors: a connection works without it.
 }
 
-/// Returns a host without the brackets of an IPv6 address. Throws Error{kUsage} for what is neither a name nor an
-/// address, which a resolver may well look for until the deadline.
+/// Returns a host without the brackets of an IPv6 address. Throws Error{kUsage} for text that is neither a name nor an
+/// address, because a resolver might search for it until the deadline.
 std::string plain_host(const std::string& host) {
   constexpr std::size_t kLongestName = 253;
   const bool brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
@@ -85,7 +85,7 @@ int open_socket(int family) {
 
 void set_connection_options(int descriptor) {
   set_option(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
-  // A host that has died without a word is noticed within 25 s, though nothing is sent to it.
+  // A host that has died is noticed within 25 s, even if nothing is sent to it.
   set_option(descriptor, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set_option(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, 5);
@@ -261,7 +261,7 @@ std::optional<Socket> connect_to(const SocketAddress& address, const SocketAddre
       return std::nullopt;
     }
   }
-  // A free port of this machine may be connected to itself when nobody listens there.
+  // If nobody listens on a local port, TCP may connect the port to itself.
   if (socket.local().text() == socket.peer().text()) {
     why = "nobody listens";
     return std::nullopt;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Non-blocking TCP with deadlines. Errors carry the operating system's words.
+// Non-blocking TCP with deadlines. Errors include the operating system's error text.
 
 #include <sys/socket.h>
 
@@ -20,16 +20,16 @@ struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
 
-  std::string host() const;  ///< Numeric.
+  std::string host() const;  ///< Numeric address.
   std::uint16_t port() const;
   std::string text() const;  ///< "10.0.0.1:29400", "[::1]:29400".
   bool is_loopback() const;
   const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
-/// Returns all addresses of a host: a name, or an address, also in brackets. Numeric ones need no server; a name is
-/// looked up on a thread of its own, because the system's resolver takes no deadline. Throws Error{kUsage} at once for
-/// what can be no host, and Error{kIo | kTimeout} for a name that does not resolve.
+/// Returns all addresses of a host: a name, or an address, also in brackets. Numeric addresses need no name server. A
+/// name is looked up on a separate thread, because the system's resolver has no deadline. Throws Error{kUsage} at once
+/// for text that cannot be a host, and Error{kIo | kTimeout} for a name that does not resolve.
 std::vector<SocketAddress> resolve(const std::string& given, std::uint16_t port, Deadline deadline);
 
 class Socket {
@@ -49,12 +49,13 @@ class Socket {
   SocketAddress local() const;
   SocketAddress peer() const;
 
-  /// Sends what goes without waiting; returns how much. Throws Error{kPeerFailed}.
+  /// Sends as many bytes as possible without waiting. Returns their number. Throws Error{kPeerFailed}.
   std::size_t send_some(std::span<const std::byte> bytes);
-  /// Receives what is there; 0 when nothing is. Sets `closed` at the end of the stream. Throws Error{kPeerFailed}.
+  /// Receives bytes that have arrived. Returns their number, or 0 if there are none. Sets `closed` at the end of the
+  /// stream. Throws Error{kPeerFailed}.
   std::size_t receive_some(std::span<std::byte> bytes, bool& closed);
-  /// Waits until it is ready for these poll(2) events, or the descriptor `waker`, if there is one, is readable; false
-  /// at the deadline.
+  /// Waits until the socket is ready for these poll(2) events, or the descriptor `waker` is readable (-1 for none).
+  /// Returns false at the deadline.
   bool wait(short events, Deadline deadline, int waker = -1) const;
 
  private:
@@ -62,12 +63,12 @@ class Socket {
   int descriptor_ = -1;
 };
 
-/// Throws Error{kIo | kUsage} with the address.
+/// Returns a socket that listens on the address. Throws Error{kIo | kUsage} naming the address.
 Socket listen_on(const SocketAddress& address);
 /// Accepts a connection without waiting. Returns nothing when none is pending.
 std::optional<Socket> accept_one(const Socket& listener);
-/// Connects to an address. Returns nothing when it is refused, unreachable or not answered by the deadline; `why` says
-/// which. `from` may be null.
+/// Connects to an address. Returns nothing if the connection is refused, unreachable or not answered by the deadline,
+/// and sets `why` to the reason. `from` may be null.
 std::optional<Socket> connect_to(const SocketAddress& address, const SocketAddress* from, Deadline deadline,
                                  std::string& why);
 

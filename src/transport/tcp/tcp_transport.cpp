@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Records over a control channel.
+// Transport of records over a control channel.
 //
 //     opening (512 bytes: count, total, first sizes) -> more sizes, if any -> the records, end to end, in pieces
 //
-// The source cuts; receivers take pieces of any length until the announced total is there. Memory is taken as the bytes
-// arrive. Any failure breaks the control channel, so that every rank learns of it.
+// The source chooses the pieces; receivers accept pieces of any length until they have the announced total. Receivers
+// allocate memory as bytes arrive. Any failure breaks the control channel, so that every rank learns of it.
 
 #include <fmt/format.h>
 
@@ -115,7 +115,7 @@ void ControlTransport::send(const std::vector<Bytes>& records, int source, Deadl
 }
 
 std::vector<Bytes> ControlTransport::receive(int source, Deadline deadline) {
-  /// The next piece, of which at most `left` bytes may be.
+  /// Returns the next piece, which may have at most `left` bytes.
   const auto next = [&](std::uint64_t left) {
     Bytes piece = exchange({}, source, deadline);
     if (piece.empty() || piece.size() > left) {

@@ -37,7 +37,7 @@ std::uint64_t checksum_of(const UniqueIdBytes& layout) {
   return xxh3_64(std::as_bytes(std::span(&layout, 1)).first(offsetof(UniqueIdBytes, checksum)));
 }
 
-/// Ports that this process has opened for ids and at which nobody has met yet.
+/// Ports that this process has opened for ids and that no group has used yet.
 class OpenIds {
  public:
   static OpenIds& of_process() {
@@ -102,7 +102,7 @@ UniqueIdContent parse_unique_id(const UniqueId& id) {
 std::string secret_text(const Nonce& secret) { return {reinterpret_cast<const char*>(secret.data()), secret.size()}; }
 
 UniqueId make_unique_id(const UniqueIdOptions& options) {
-  if (!rendezvous_available()) key_from_secret({});  // Says what this build lacks.
+  if (!rendezvous_available()) key_from_secret({});  // Throws an error that names what this build lacks.
   OpenIds& open = OpenIds::of_process();
   if (open.count() >= kMostOpen) {
     throw Error(ErrorCode::kUsage,

@@ -22,9 +22,9 @@ struct UniqueIdContent {
   std::string host;  ///< At most 63 characters, printable.
 };
 
-/// Throws Error{kUsage} for a host that does not fit.
+/// Encodes a unique id. Throws Error{kUsage} for a host that does not fit.
 UniqueId pack_unique_id(const UniqueIdContent& content);
-/// Throws Error{kCorrupt} for bytes that are no unique id.
+/// Decodes a unique id. Throws Error{kCorrupt} for bytes that are not a unique id.
 UniqueIdContent parse_unique_id(const UniqueId& id);
 
 /// Returns the secret in the form that RendezvousOptions takes.
