@@ -17,7 +17,6 @@ from sparsecast_ports import free_port
 from torch import nn
 
 import sparsecast as sc
-from sparsecast import errors
 from sparsecast.torch import LoaderSource, Log, Publisher, Subscriber, World
 from sparsecast.transforms import FP8_CHANNELS, MXFP4, MXFP8, NVFP4, Quantize, Transforms, fp8_blocks, int4_groups
 
