@@ -39,7 +39,7 @@ struct DetectPolicy {
   unsigned ctas_beside_encode = 3;
 };
 
-/// encode_blocks and encode_contexts are limited by registers, encode_runs by shared memory.
+/// Launch sizes of encoding. Registers limit encode_blocks and encode_contexts; shared memory limits encode_runs.
 struct EncodePolicy {
   /// Returns the number of warps in a CTA of encode_runs.
   static constexpr unsigned run_warps(unsigned element_bytes) { return by_size(element_bytes, 4, 2, 2); }

@@ -148,7 +148,7 @@ class SectionBuilder {
 
   std::uint32_t span_of(const TileRun& run) const { return block_span(elements_, run.first, run.tiles); }
 
-  /// Appends a block that needs no old bits.
+  /// Encodes one block and appends it to `out`. The block gets no `context` positions, which would need old bits.
   void append_block(const TileRun& run, const std::uint32_t* positions, const T* coded, std::uint32_t count,
                     const std::byte* current, const std::byte* bitmap, SectionBlocks& out) {
     const std::size_t begin = out.payload.size();

@@ -56,8 +56,8 @@ struct TransferReport {
   Outcome staged;
   /// The only stream of the subscriber already holds the received version, so nothing is to be applied.
   bool held_already = false;
-  std::uint64_t changed = 0;         ///< Elements in the own deltas.
-  std::uint64_t sent_bytes = 0;      ///< Bytes of the own deltas; each counts once for any number of receivers.
+  std::uint64_t changed = 0;         ///< Changed elements in the deltas that this rank sends.
+  std::uint64_t sent_bytes = 0;      ///< Bytes of these deltas; each counts once for any number of receivers.
   std::uint64_t received_bytes = 0;  ///< Bytes of deltas for this rank.
   std::uint64_t foreign_bytes = 0;   ///< Bytes of deltas for other ranks.
   // Seconds. The times may overlap.

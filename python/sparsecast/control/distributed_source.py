@@ -74,7 +74,9 @@ class DistributedSource(PublishedTable):
             self._tell({"do": "release", "words": words})
 
     def regroup(self, world: WorldSpec) -> None:
-        """Meets with all ranks of the trainer, as ranks 0 to `ranks - 1` of `world`. Rank 0, within run()."""
+        """Has all ranks of the trainer meet the engines, as ranks 0 to `ranks - 1` of `world`. Only rank 0 calls it, within
+        run().
+        """
         self._require_running()
         place = world_of(world)
         self._tell({"do": "regroup", "world": place.to_json()})

@@ -69,7 +69,7 @@ void abandon(std::unique_ptr<MpiOperation> operation) noexcept;
 /// uses a different tag.
 class MpiCommunicator {
  public:
-  /// Collective over `parent`: all of its ranks must call it. Throws Error{kTimeout | kPeerFailed}.
+  /// Duplicates `parent`, collectively: all of its ranks must call it. Throws Error{kTimeout | kPeerFailed}.
   MpiCommunicator(MPI_Comm parent, Deadline deadline);
   ~MpiCommunicator();
   MpiCommunicator(const MpiCommunicator&) = delete;

@@ -77,8 +77,8 @@ class MaskedLoader:
             self.load(name, tensor)
 
     def load(self, name: str, tensor: torch.Tensor) -> None:
-        """Loads a tensor whose NaNs mark what does not change. Raises UnsupportedError naming it, and what the loader
-        raises; a part may be loaded then.
+        """Loads a tensor in which NaN marks the elements that do not change. Raises UnsupportedError that names the tensor,
+        and the errors of the loader; a part of the tensor may be loaded then.
         """
         with torch.no_grad(), pools_run_here(), MaskedCopies(name, tensor):
             self._load_weights(iter([(name, tensor)]))

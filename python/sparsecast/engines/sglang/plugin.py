@@ -183,7 +183,9 @@ def _stop_generation(manager: Any) -> None:
 
 
 def _answer(manager: Any, output: Callable[..., Any], work: Callable[[], str]) -> Any:
-    """Does the work and returns its answer. With pipeline stages it is put aside (`stages`)."""
+    """Does the work and returns its answer. In an engine of several pipeline stages, the work is deferred until all
+    stages have received the request (`stages.put_aside`).
+    """
     from sglang.srt.runtime_context import get_parallel
 
     if get_parallel().pp_size > 1:

@@ -131,8 +131,10 @@ def _boxes(frame: Frame, offset: int, dims: list[Dim], first: int) -> Iterator[R
 def _split_at_border(
     frame: Frame, offset: int, others: list[Dim], first: int, dim: Dim, size: int, room: int
 ) -> Iterator[Region]:
-    """Splits a loop that runs over the end of a frame dimension of `size`, `room` before its border: rows, and the
-    rest.
+    """Splits a loop that crosses the end of a frame dimension, because a box may not.
+
+    The dimension has `size` elements, and the loop begins `room` elements before its end. Where whole rows fit, the loop
+    becomes a loop over rows; otherwise it becomes the part before a border and the rest.
     """
     if room == size and dim.extent % size == 0:
         rows = Dim(dim.extent // size, dim.here * size, dim.there * size)
