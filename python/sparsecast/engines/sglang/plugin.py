@@ -183,8 +183,8 @@ def _stop_generation(manager: Any) -> None:
 
 
 def _answer(manager: Any, output: Callable[..., Any], work: Callable[[], str]) -> Any:
-    """Does the work and returns its answer. In an engine of several pipeline stages, the work is deferred until all
-    stages have received the request (`stages.put_aside`).
+    """Does the work and returns its answer. In an engine of several pipeline stages, the work is deferred until no
+    batch is on its way in any stage (`stages.put_aside`), and the answer says so.
     """
     from sglang.srt.runtime_context import get_parallel
 
