@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,8 @@ class Communicator {
 
   /// Returns the number of the next buffer. It is the same on every rank, because registering is collective.
   std::uint64_t next_buffer() noexcept { return ++buffers_; }
+  /// Returns why the communicator cannot be used any more; nullopt while it can. Does not wait.
+  std::optional<std::string> broken() noexcept { return control_->aborted(); }
   /// Notifies the other ranks that this rank gives up.
   void abort(const std::string& reason) noexcept;
 

@@ -176,7 +176,8 @@ const char* scGetLastError(scComm_t comm) {
 scResult_t scGetVersion(int* version) {
   return guarded([&] {
     require_usage(version != nullptr, "no place for the version");
-    *version = kVersionMajor * 10000 + kVersionMinor * 100 + kVersionPatch;
+    static_assert(SC_VERSION_CODE == SC_VERSION(kVersionMajor, kVersionMinor, kVersionPatch));
+    *version = SC_VERSION_CODE;
   });
 }
 
@@ -222,6 +223,20 @@ scResult_t scCommTransport(scComm_t comm, const char** name) {
   return with(comm, [&](const std::shared_ptr<Communicator>& found) {
     require_usage(name != nullptr, "no place for the name");
     *name = found->transport_name();
+  });
+}
+
+scResult_t scCommGetAsyncError(scComm_t comm, scResult_t* error) {
+  return guarded([&] {
+    require_usage(error != nullptr, "no place for the error");
+    *error = scSuccess;
+    const auto found = find(comm);
+    const std::unique_lock lock(found->in_use, std::try_to_lock);
+    if (!lock.owns_lock()) return;
+    if (const std::optional<std::string> reason = found->broken()) {
+      *error = scPeerFailed;
+      found->last_error = *reason;
+    }
   });
 }
 

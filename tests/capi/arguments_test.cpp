@@ -23,7 +23,10 @@ TEST(CApiResults, TheVersionIsThatOfTheLibrary) {
   int version = -1;
   expect_success(scGetVersion(&version));
   EXPECT_GE(version, 100);
+  EXPECT_EQ(version, SC_VERSION_CODE);
   expect_result(scGetVersion(nullptr), scInvalidUsage);
+  scResult_t error = scSuccess;
+  expect_result(scCommGetAsyncError(nullptr, &error), scInvalidUsage);
 }
 
 TEST(CApiHandles, NullAndForeignOnesAreRefused) {

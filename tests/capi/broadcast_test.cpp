@@ -219,13 +219,20 @@ TEST_F(CApi, ARankThatGivesUpFailsTheOthersAtOnceAndANewCommunicatorServes) {
     Weights& weights = rank == 2 ? spare : replicas[rank];
     const scBuffer_t buffer = register_weights(comm, weights);
     expect_success(scBroadcast(buffer, 0, nullptr));
+    scResult_t state = scInternalError;
+    expect_success(scCommGetAsyncError(comm, &state));
+    EXPECT_EQ(state, scSuccess);
     if (rank == 2) {
       expect_success(scCommAbort(comm));
+      expect_result(scCommGetAsyncError(comm, &state), scInvalidUsage);
       expect_result(scBroadcast(buffer, 0, nullptr), scInvalidUsage, "no buffer");
       comm = nullptr;
       return;
     }
     expect_result(scBroadcast(buffer, 0, nullptr), scPeerFailed);
+    expect_success(scCommGetAsyncError(comm, &state));
+    EXPECT_EQ(state, scPeerFailed);
+    EXPECT_STRNE(scGetLastError(comm), "");
     expect_result(scBroadcast(buffer, 0, nullptr), scPeerFailed, "broken");
     EXPECT_EQ(stats_of(buffer).version, 1U);
     EXPECT_EQ(stats_of(buffer).dirty, 0);
