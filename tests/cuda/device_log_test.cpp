@@ -7,8 +7,11 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <functional>
 #include <map>
 
+#include "core/word.hpp"
 #include "cuda/device_access.hpp"
 #include "sparsecast/log_follower.hpp"
 #include "sparsecast/log_publisher.hpp"
@@ -219,6 +222,96 @@ TEST_P(DeviceLog, OnlyFramesComeToTheHost) {
 }
 
 #endif
+
+/// A log whose trainer has fp32 masters, or marks what changed; a follower on the host.
+class DeviceLogDetector : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kElements = 5000;
+
+  void SetUp() override {
+    if (!device_present()) GTEST_SKIP() << "no device answers";
+    fs_.make_directory("scratch");
+    for (std::size_t i = 0; i < kElements; ++i) masters()[i] = static_cast<float>(random_.between(1, 1000)) / 512.0F;
+    cast();
+    LogReader reader(store_);
+    LogWriter writer(reader, {});
+    LogCreation creation;
+    creation.table = table_;
+    creation.digest = sum(digest_tensors(*table_, refs_to(*table_, std::vector<ConstBytes>{held_})));
+    writer.create(creation);
+    SubscriberOptions options;
+    options.stream = LogReader(store_).head()->stream;
+    subscriber_.emplace(table_, refs_to(*table_, std::vector<MutableBytes>{held_}), options);
+    follower_.emplace(store_, fs_, "state",
+                      make_subscriber_target(*subscriber_, table_, refs_to(*table_, std::vector<MutableBytes>{held_}),
+                                             fs_, "scratch"),
+                      FollowerOptions{});
+  }
+
+  float* masters() { return reinterpret_cast<float*>(masters_.get()); }
+  /// Casts the masters to what receivers hold at first, and to the trainer's tensor.
+  void cast() {
+    for (std::size_t i = 0; i < kElements; ++i) {
+      const std::uint16_t bits = bf16_from_f32_bits(std::bit_cast<std::uint32_t>(masters()[i]));
+      std::memcpy(bf16_.get() + 2 * i, &bits, 2);
+    }
+    if (held_.empty()) held_.assign(bf16_.get(), bf16_.get() + 2 * kElements);
+  }
+
+  /// Publishes steps of training, and has the follower take each.
+  void expect_followed(std::unique_ptr<Detector> detector, EncodeOptions encode, bool casts,
+                       const std::function<void(std::size_t)>& changed) {
+    LogPublisherOptions options;
+    options.deadline = kLong;
+    Detector* const marked = detector.get();
+    LogPublisher publisher(store_, fs_, {}, table_, std::move(detector), options, encode);
+    for (std::size_t step = 0; step < 3; ++step) {
+      for (std::size_t i = step; i < kElements; i += 40) {
+        masters()[i] += 1.0F;
+        changed(i);
+      }
+      if (!casts) cast();
+      if (words_ != nullptr) marked->mark(0, reinterpret_cast<const std::uint64_t*>(words_.get()));
+      publisher.publish();
+      publisher.wait(kLong);
+      if (casts) cast();
+      follower_->step({});
+      EXPECT_EQ(std::memcmp(held_.data(), bf16_.get(), 2 * kElements), 0) << "step " << step;
+    }
+  }
+
+  Random random_{run_seed()};
+  FaultFileSystem fs_;
+  std::shared_ptr<MemoryStore> store_ = std::make_shared<MemoryStore>();
+  std::shared_ptr<const TensorTable> table_ =
+      std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"w", DType::kBF16, {kElements}}});
+  SharedBytes masters_{allocate_shared(4 * kElements)};
+  SharedBytes bf16_{allocate_shared(2 * kElements)};
+  SharedBytes words_;
+  Bytes held_;
+  std::optional<Subscriber> subscriber_;
+  std::optional<LogFollower> follower_;
+};
+
+TEST_F(DeviceLogDetector, ASnapshotOfMastersIsOfTheirCast) {
+  DetectorOptions options;
+  options.device.device = 0;
+  expect_followed(make_detector(table_, master_refs(*table_, {masters()}, 0), options), {}, true, [](std::size_t) {});
+}
+
+TEST_F(DeviceLogDetector, AFusedCastCastsInPlace) {
+  expect_followed(device_fused_cast(table_, {masters()}, {bf16_.get()}), {}, true, [](std::size_t) {});
+}
+
+TEST_F(DeviceLogDetector, AMaskNeedsNoOldBits) {
+  const std::size_t bytes = (kElements + 63) / 64 * 8;
+  words_.reset(allocate_shared(bytes));
+  std::memset(words_.get(), 0, bytes);
+  EncodeOptions raw;
+  raw.values = ValueCodec::kRaw;
+  expect_followed(device_mask(table_, {bf16_.get()}), raw, false,
+                  [this](std::size_t i) { words_[i / 8] |= std::byte{1} << (i % 8); });
+}
 
 INSTANTIATE_TEST_SUITE_P(Snapshot, DeviceLog, ::testing::Bool(),
                          [](const auto& made) { return made.param ? "pinned" : "onDevice"; });
