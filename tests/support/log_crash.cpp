@@ -51,7 +51,7 @@ void put_lease(LogWorld& world, std::uint64_t version) {
   world.reader().store().put(lease_key(lease.name), pack(lease));
 }
 
-void require(bool holds, const std::string& what) {
+void require_kept(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
 
@@ -62,18 +62,18 @@ void recover(FaultFileSystem& fs, LogScene& scene, const LogScenario& scenario,
   if (promised) world.reader().remember(*promised);  // I6: what was seen is never rolled back.
   std::optional<LogCommit> head = world.reader().head();
   if (!head) {
-    require(!promised, "the log is gone");
+    require_kept(!promised, "the log is gone");
     world.create();
     head = world.reader().head();
   }
-  require(!promised || head->version >= promised->version, "a promised version is gone");
-  require(head->version >= before && head->version <= before + scenario.versions, "a version that nobody wrote");
+  require_kept(!promised || head->version >= promised->version, "a promised version is gone");
+  require_kept(head->version >= before && head->version <= before + scenario.versions, "a version that nobody wrote");
   count.advanced += head->version > before ? 1 : 0;
   const LogVerifyReport report = verify_log(open_directory_store(fs, kLog), pinned(), fs, kScratch);
-  require(report.problem_count == 0, report.problem_count == 0 ? "" : report.problems.front().message);
+  require_kept(report.problem_count == 0, report.problem_count == 0 ? "" : report.problems.front().message);
   world.take_over();
   world.publish_until(head->version + 2);
-  require(world.reader().head()->version == head->version + 2, "publishing does not go on");
+  require_kept(world.reader().head()->version == head->version + 2, "publishing does not go on");
 }
 
 /// A copy of a file system of which everything is durable.
@@ -265,7 +265,7 @@ bool fail_at(const LogScenario& scenario, LogScene& scene, const FaultFileSystem
   try {
     scenario.act(world);
   } catch (const Error& error) {
-    require(!error.context().empty(), std::string("an error without a path: ") + error.what());
+    require_kept(!error.context().empty(), std::string("an error without a path: ") + error.what());
     fs->clear_fault();
     scenario.act(world);
   }
