@@ -684,9 +684,9 @@ class LogPublisher:
     Publisher to a delta log: detects and encodes in the thread of the caller; uploads, commits and maintains in threads of its own. One publication is in progress at a time. Not thread-safe.
     """
 
-    def __init__(self, location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, key: str | os.PathLike[str] | None = None, trusted_keys: Sequence[str] = [], mirror: str | os.PathLike[str] = '', merge: bool = True, anchors: bool = True, deadline: float = 120.0, positions: str = 'auto', values: str = 'ulp', objective: str | None = None, block_changes: int = 512, zstd_level: int = 0, threads: int = 1) -> None:
+    def __init__(self, location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, key: str | os.PathLike[str] | None = None, trusted_keys: Sequence[str] = [], mirror: str | os.PathLike[str] = '', merge: bool = True, anchors: bool = True, deadline: float = 120.0, positions: str = 'auto', values: str = 'ulp', objective: str | None = None, block_changes: int = 512, zstd_level: int = 0, threads: int = 1, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
-        Continues the existing log at `location` (a directory or s3://bucket/prefix; see create_log). Raises WrongBaseError unless the tensors hold its newest version. `key`: path of a signing key; `trusted_keys`: public keys as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and merged deltas are made. `objective`: what positions='auto' saves: 'size' (the default), 'speed', or the rate of the slowest link, '100Mb/s'. `block_changes`: 4096 for smaller deltas of integer tensors and other positions than 'context', on the host only.
+        Continues the existing log at `location` (a directory or s3://bucket/prefix; see create_log). Raises WrongBaseError unless the tensors hold its newest version. `key`: path of a signing key; `trusted_keys`: public keys as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and merged deltas are made. `objective`: what positions='auto' saves: 'size' (the default), 'speed', or the rate of the slowest link, '100Mb/s'. `block_changes`: 4096 for smaller deltas of integer tensors and other positions than 'context', on the host only. CUDA tensors, and `stream` and `device_timeout`: as in Publisher; only frames come to the host.
         """
 
     def publish(self, label: str = '') -> int:
@@ -704,10 +704,11 @@ class LogPublisher:
 
     @property
     def version(self) -> int:
-        """State digest of the newest commit that is known to be durable."""
+        """Version of the newest commit that is known to be durable."""
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """State digest of that commit."""
 
     @property
     def stream_id(self) -> str: ...
@@ -745,13 +746,11 @@ class FollowReport:
     def apply_seconds(self) -> float: ...
 
 class LogFollower:
-    """
-    Live tensors in host memory that follow a delta log. Not thread-safe, except stop().
-    """
+    """Live tensors that follow a delta log. Not thread-safe, except stop()."""
 
-    def __init__(self, location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None, timeout: float = 120.0) -> None:
+    def __init__(self, location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None, timeout: float = 120.0, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
-        `tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers the versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called before each apply and `pause(False)` after it, in the thread of step(). `timeout`: seconds for one request to a store, with its retries. Raises IncompleteError if there is no log yet.
+        `tensors`: writable, parallel to the table. `state_path`: a file that remembers the versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called before each apply and `pause(False)` after it, in the thread of step(). `timeout`: seconds for one request to a store, with its retries. CUDA tensors, and `stream` and `device_timeout`: as in Subscriber. Raises IncompleteError if there is no log yet.
         """
 
     def step(self, version: int | None = None) -> FollowReport:
@@ -763,10 +762,11 @@ class LogFollower:
 
     @property
     def version(self) -> int | None:
-        """State digest of the tensors; None until the first step has found it."""
+        """Version of the tensors; None until the first step has found it."""
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """State digest of the tensors."""
 
 def log_head(location: str | os.PathLike[str], trusted_keys: Sequence[str] = [], timeout: float = 120.0) -> int | None:
     """
