@@ -52,7 +52,7 @@ class SPARSECAST_API LogPublisher {
   /// where changes are detected and encoded; only frames are copied to the host. `table` is shared with the detector.
   /// `fs` must outlive the publisher, and also the threads that its destructor leaves behind. `trust.max_age` is not
   /// used: a publisher may return after any time. Throws the errors of LogReader and LogWriter::take_over.
-  LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, LogTrust trust,
+  LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, const LogTrust& trust,
                std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector,
                LogPublisherOptions options, EncodeOptions encode = {});
   /// Waits for work in flight, at most options.deadline; a thread that a store blocks for longer is left behind.

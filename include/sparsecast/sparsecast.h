@@ -70,7 +70,7 @@ SC_API const char* scGetLastErrorMessage(void);
 SC_API const char* scGetLastError(scComm_t comm);
 
 /* Version of this header, as scGetVersion stores that of the library: 10203 is 1.2.3. */
-#define SC_VERSION(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
+#define SC_VERSION(major, minor, patch) ((major)*10000 + (minor)*100 + (patch))
 #define SC_VERSION_CODE SC_VERSION(0, 1, 0)
 
 /* Stores the version of the library in *version; 10203 is 1.2.3. */
@@ -126,9 +126,9 @@ SC_API scResult_t scCommUserRank(scComm_t comm, int* rank);
 /* Local: stores "nccl", "tcp" or "mpi" in *name. The text is static. */
 SC_API scResult_t scCommTransport(scComm_t comm, const char** name);
 
-/* Local: stores scPeerFailed in *error when a call has broken the communicator, or another rank has given up or is gone,
- * and scSuccess otherwise. Does not wait; any thread may call it. scGetLastError has the reason. While another thread is
- * in a call of the communicator it stores scSuccess: that call itself ends at once when a rank fails. */
+/* Local: stores scPeerFailed in *error when a call has broken the communicator, or another rank has given up or is
+ * gone, and scSuccess otherwise. Does not wait; any thread may call it. scGetLastError has the reason. While another
+ * thread is in a call of the communicator it stores scSuccess: that call itself ends at once when a rank fails. */
 SC_API scResult_t scCommGetAsyncError(scComm_t comm, scResult_t* error);
 
 /* Local: destroys the communicator and its buffers' handles; the buffers' memory is untouched. NULL is a success. */

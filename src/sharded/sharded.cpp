@@ -29,7 +29,7 @@ ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::si
 }
 ShardedPublisher::~ShardedPublisher() {
   if (state_ && !state_->member.place.is_here())
-    state_.release();  // Leaked, because a thread of the parent may have been using it.
+    static_cast<void>(state_.release());  // Leaked, because a thread of the parent may have been using it.
 }
 ShardedPublisher::ShardedPublisher(ShardedPublisher&&) noexcept = default;
 ShardedPublisher& ShardedPublisher::operator=(ShardedPublisher&&) noexcept = default;
@@ -60,7 +60,7 @@ ShardedSubscriber::ShardedSubscriber(std::string engine, std::shared_ptr<const L
       EngineMember(std::move(engine), std::move(layout), rank, std::move(memory), for_engine(std::move(options)))});
 }
 ShardedSubscriber::~ShardedSubscriber() {
-  if (state_ && !state_->member.place.is_here()) state_.release();
+  if (state_ && !state_->member.place.is_here()) static_cast<void>(state_.release());
 }
 ShardedSubscriber::ShardedSubscriber(ShardedSubscriber&&) noexcept = default;
 ShardedSubscriber& ShardedSubscriber::operator=(ShardedSubscriber&&) noexcept = default;

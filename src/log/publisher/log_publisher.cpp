@@ -259,7 +259,7 @@ void LogPublisher::State::end_threads(steady_clock::time_point until) {
   let_go(maintainer, &State::maintainer_gone);
 }
 
-LogPublisher::LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, LogTrust trust,
+LogPublisher::LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, const LogTrust& trust,
                            std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector,
                            LogPublisherOptions options, EncodeOptions encode)
     : state_(std::make_shared<State>(std::move(store), fs, trust, std::move(table), std::move(options))) {
@@ -272,6 +272,7 @@ LogPublisher::~LogPublisher() {
   if (state_->process.is_here()) {
     state_->end_threads(steady_clock::now() + state_->options.deadline);
   } else {
+    // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): without memory the child ends, as it should.
     new std::shared_ptr<State>(state_);  // In a forked child the threads exist only in the parent. The state is leaked,
                                          // because their std::thread objects cannot be destroyed.
   }
