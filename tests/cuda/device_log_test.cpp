@@ -10,6 +10,7 @@
 #include <bit>
 #include <functional>
 #include <map>
+#include <optional>
 
 #include "core/word.hpp"
 #include "cuda/device_access.hpp"
@@ -86,7 +87,8 @@ class DeviceLog : public ::testing::TestWithParam<bool> {
   void SetUp() override {
     if (!device_present()) GTEST_SKIP() << "no device answers";
     fs_.make_directory("scratch");
-    live_.write(model_.weights());
+    live_.emplace(*model_.table());
+    live_->write(model_.weights());
     LogReader reader(store_);
     LogWriter writer(reader, {});
     LogCreation creation;
@@ -112,7 +114,7 @@ class DeviceLog : public ::testing::TestWithParam<bool> {
     LogPublisherOptions options;
     options.deadline = kLong;
     return std::make_unique<LogPublisher>(store_, fs_, LogTrust{}, model_.table(),
-                                          make_detector(model_.table(), live_.refs(), detection), options);
+                                          make_detector(model_.table(), live_->refs(), detection), options);
   }
 
   /// An engine that holds `weights`, and follows.
@@ -137,7 +139,7 @@ class DeviceLog : public ::testing::TestWithParam<bool> {
   FaultFileSystem fs_;
   std::shared_ptr<MemoryStore> store_ = std::make_shared<MemoryStore>();
   TrainingModel model_{run_seed(), 6};
-  DeviceTensors live_{*model_.table()};
+  std::optional<DeviceTensors> live_;  ///< Where there is a device.
   std::map<std::uint64_t, Storage> states_;
 };
 
@@ -147,7 +149,7 @@ TEST_P(DeviceLog, AnEngineHasTheTrainersBytesAtEveryVersion) {
   const auto publisher = this->publisher();
   for (int step = 0; step < 5; ++step) {
     model_.train(1e-3F);
-    live_.write(model_.weights());
+    live_->write(model_.weights());
     const std::uint64_t version = publisher->publish("step");
     const Publication done = publisher->wait(kLong);
     EXPECT_EQ(done.commit.digest, digest_of(model_));
@@ -173,7 +175,7 @@ TEST_P(DeviceLog, DeltasAreAsSmallAsThoseOfTheHost) {
   const auto on_device = publisher();
   for (int step = 0; step < 3; ++step) {
     model_.train(1e-3F);
-    live_.write(model_.weights());
+    live_->write(model_.weights());
     on_host.publish();
     on_device->publish();
     EXPECT_EQ(on_device->wait(kLong).commit.delta_bytes, on_host.wait(kLong).commit.delta_bytes);
@@ -186,7 +188,7 @@ TEST_P(DeviceLog, AnEngineThatHoldsSomethingElseIsSeededByTheAnchorAlsoInViews) 
   const auto publisher = this->publisher();
   for (int step = 0; step < 3; ++step) {
     model_.train(1e-3F);
-    live_.write(model_.weights());
+    live_->write(model_.weights());
     publisher->publish();
     publisher->wait(kLong);
   }
@@ -204,7 +206,7 @@ TEST_P(DeviceLog, AnEngineThatHoldsSomethingElseIsSeededByTheAnchorAlsoInViews) 
 
 TEST_P(DeviceLog, ATrainerWithOtherWeightsIsRefused) {
   model_.train(1e-3F);
-  live_.write(model_.weights());
+  live_->write(model_.weights());
   expect_error(ErrorCode::kWrongBase, [&] { publisher(); }, {});
 }
 
@@ -214,7 +216,7 @@ TEST_P(DeviceLog, OnlyFramesComeToTheHost) {
   if (GetParam()) GTEST_SKIP() << "its snapshot is on the host";
   const auto publisher = this->publisher();
   model_.train();
-  live_.write(model_.weights());
+  live_->write(model_.weights());
   const emulation::RuntimeCounts before = emulation::thread_counts();
   publisher->publish();
   const Publication done = publisher->wait(kLong);
@@ -231,6 +233,8 @@ class DeviceLogDetector : public ::testing::Test {
   void SetUp() override {
     if (!device_present()) GTEST_SKIP() << "no device answers";
     fs_.make_directory("scratch");
+    masters_.reset(allocate_shared(4 * kElements));
+    bf16_.reset(allocate_shared(2 * kElements));
     for (std::size_t i = 0; i < kElements; ++i) masters()[i] = static_cast<float>(random_.between(1, 1000)) / 512.0F;
     cast();
     LogReader reader(store_);
@@ -285,8 +289,8 @@ class DeviceLogDetector : public ::testing::Test {
   std::shared_ptr<MemoryStore> store_ = std::make_shared<MemoryStore>();
   std::shared_ptr<const TensorTable> table_ =
       std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"w", DType::kBF16, {kElements}}});
-  SharedBytes masters_{allocate_shared(4 * kElements)};
-  SharedBytes bf16_{allocate_shared(2 * kElements)};
+  SharedBytes masters_;  ///< These three where there is a device.
+  SharedBytes bf16_;
   SharedBytes words_;
   Bytes held_;
   std::optional<Subscriber> subscriber_;
