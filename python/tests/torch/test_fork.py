@@ -7,7 +7,7 @@ import pytest
 from sparsecast_programs import run
 
 ENDS = """
-import dataclasses, gc, tempfile
+import dataclasses, faulthandler, gc, tempfile
 import torch, sparsecast.torch as st
 
 trainer = torch.nn.Linear(4, 4)
@@ -55,6 +55,7 @@ def fork():
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
+        faulthandler.dump_traceback_later(15)  # Says where it hangs, if it does.
         child()
         sys.exit(0)
     end = time.monotonic() + 20
