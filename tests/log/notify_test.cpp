@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include <latch>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -211,11 +212,12 @@ TEST_F(FollowLoop, EndsWithAnErrorThatNeedsAPerson) {
 
 TEST_F(FollowLoop, IsStoppedFromAnotherThread) {
   LogFollower follower = kHow.follower(scene_, fs_);
+  std::latch stepped(1);
   std::jthread stopper([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    stepped.wait();
     follower.stop();
   });
-  follower.follow(std::chrono::hours(1));
+  follower.follow(std::chrono::hours(1), [&](const FollowReport&) { stepped.count_down(); });
   EXPECT_EQ(follower.version(), 2U);
 }
 
