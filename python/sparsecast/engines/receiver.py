@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparsecast.errors import DeadlineError, DirtyError, Error, UsageError, VersionGapError
 from sparsecast.transports import Channels, World
@@ -159,6 +159,19 @@ class Receiver:
         none. The weights are whole, and of the version in doubt, while `version` is still the version before.
         """
         return self._subscriber.in_doubt if self._state == "broken" else 0
+
+    def status(self) -> dict[str, Any]:
+        """Returns the place of this rank, and what its weights hold, as JSON values. Thread-safe."""
+        held = self.held
+        return {
+            "engine": self.engine,
+            "rank": self.rank,
+            "version": self.version,
+            "state": self.state,
+            "in_doubt": self.in_doubt,
+            "is_whole": held.is_whole,
+            "held_version": held.version,
+        }
 
     @property
     def last_receipt(self) -> Receipt | None:

@@ -17,8 +17,8 @@ import pytest
 
 from sparsecast.draw.__main__ import main
 
-# As tools/plan/plan_json.cpp writes it, without the fields that no picture shows. Two trainer ranks, of which the first
-# sends to both engine ranks; a delta has half of the dense bytes.
+# A plan in the form of tools/plan/plan_json.cpp, without the fields that no picture shows. It has two trainer ranks. The
+# first one sends to both engine ranks, and a delta has half of the dense bytes.
 PLAN = {
     "trainer": {"name": "trainer", "file": "layouts/a$b$.json"},
     "engines": [{"file": "layouts/e.json"}],
@@ -53,7 +53,7 @@ PLAN = {
     ],
 }
 
-# As tools/log/log_text.cpp writes it, without the fields that no picture shows.
+# The status of a log in the form of tools/log/log_text.cpp, without the fields that no picture shows.
 LOG = {
     "log": "s3://bucket/run",
     "version": 4,

@@ -18,7 +18,7 @@ namespace sparsecast {
 
 void check_patch(const TensorTable& table, const TensorPatch& patch) {
   const TensorSpec& spec = table[patch.tensor];
-  // As unsigned words, negative int32 indices are larger than any valid index, so they are refused as out of range.
+  // Negative int32 indices, read as unsigned words, exceed every valid index and are refused as out of range.
   const std::uint64_t limit = std::min<std::uint64_t>(spec.elements(), std::uint64_t{1} << 31);
   std::int64_t previous = -1;
   for (std::uint64_t i = 0; i < patch.count; ++i) {

@@ -5,7 +5,7 @@
 //     span 4:   0-4 4-8 8-12 12-16 ...   of single deltas
 //     span 16:  0-16 ...                 of the four of span 4
 //
-// The same inputs give the same bytes, so that repeated work makes the same objects.
+// Merging is deterministic: equal inputs give equal bytes, so that repeated work makes the same objects.
 
 #include <fmt/format.h>
 

@@ -72,7 +72,7 @@ class TrustedKeys {
 /// epoch and publisher, keys. Throws Error{kMixed | kReplayed | kRolledBack} that names `name`, the place of `next`.
 void require_follows(const LogCommit& before, const LogCommit& next, const std::string& name);
 
-/// What a reader knows about its log, and the functions that extend this knowledge. `mutex` guards every member but
+/// State of a reader: the records of its log that it has read, and functions that read more. `mutex` guards all but
 /// `store` and `trust`; it is held while records (not deltas or anchors) are read.
 struct LogReader::State {
   State(std::shared_ptr<ObjectStore> object_store, LogTrust whom);

@@ -210,13 +210,7 @@ class SglangEnd:
         if receiver is None:
             return {"state": "not joined", "is_whole": True, "held_version": None}
         return {
-            "engine": receiver.engine,
-            "rank": receiver.rank,
-            "version": receiver.version,
-            "state": receiver.state,
-            "in_doubt": receiver.in_doubt,
-            "is_whole": receiver.held.is_whole,
-            "held_version": receiver.held.version,
+            **receiver.status(),
             "in_place": self._traced.in_place if self._traced is not None else 0,
             **report([self._recomputation] if self._recomputation is not None else []),
         }

@@ -262,13 +262,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             return {"state": "not initialised", "is_whole": True, "held_version": None}
         receipt = receiver.last_receipt
         return {
-            "engine": receiver.engine,
-            "rank": receiver.rank,
-            "version": receiver.version,
-            "state": receiver.state,
-            "in_doubt": receiver.in_doubt,
-            "is_whole": receiver.held.is_whole,
-            "held_version": receiver.held.version,
+            **receiver.status(),
             "pause_seconds": receipt.pause_seconds if receipt is not None else 0.0,
             "received_bytes": receipt.received_bytes if receipt is not None else 0,
             "in_place": self.traced.in_place if self.traced is not None else 0,
