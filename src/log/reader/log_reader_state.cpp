@@ -171,7 +171,7 @@ std::optional<LogCommit> LogReader::State::find_head() {
   const std::optional<std::uint64_t> start = unchanged ? newest->version : starting_point();
   if (!start) return std::nullopt;
   const std::uint64_t version = unchanged ? *start : highest_from(*start);
-  const std::optional<LogCommit> head = load(version);
+  std::optional<LogCommit> head = load(version);
   if (!head) {
     throw Error(ErrorCode::kRolledBack, "this version was seen before, and is not there any more",
                 name_of(commit_key(version)));
