@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "sparsecast/hash.hpp"
+#include "sparsecast/digest.hpp"
 #include "transport/control/blobs.hpp"
 #include "transport/tcp/handshake.hpp"
 #include "transport/tcp/unique_id.hpp"

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "sparsecast/hash.hpp"
+#include "sparsecast/digest.hpp"
 #include "transport/message_plan.hpp"
 #include "transport/nccl/count_table.hpp"
 #include "transport/nccl/formation.hpp"

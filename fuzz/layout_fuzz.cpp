@@ -11,7 +11,7 @@
 
 #include "layout/layout_bytes.hpp"
 #include "sparsecast/error.hpp"
-#include "sparsecast/layout_json.hpp"
+#include "sparsecast/layout.hpp"
 
 namespace {
 

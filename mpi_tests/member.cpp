@@ -52,8 +52,7 @@ Member::Member(const Case& running, const MemberOptions& options)
   if (is_source()) {
     PublisherOptions publishing;
     publishing.encode = options_.encode;
-    publisher_.emplace(model_.table(), make_detector(model_.table(), refs_to(*model_.table(), model_.live())),
-                       publishing);
+    publisher_.emplace(model_.table(), refs_to(*model_.table(), model_.live()), publishing);
   } else {
     subscribe();
   }

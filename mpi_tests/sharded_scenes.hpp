@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "sharded_member.hpp"
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 
 namespace sparsecast::mpi_test {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "sparsecast/dtype.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::bench {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "sparsecast/io.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::bench {
 

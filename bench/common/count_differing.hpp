@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "core/word.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::bench {
 

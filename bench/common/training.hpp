@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::bench {
 

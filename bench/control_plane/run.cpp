@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/outcome.hpp"
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 #include "tests/support/forwarding_control.hpp"
 #include "transport/control/blobs.hpp"
 

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "sparsecast/error.hpp"
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "transport/control/blobs.hpp"
 #include "transport/control/star_group.hpp"
 

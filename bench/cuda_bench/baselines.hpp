@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "cuda/common/device_memory.hpp"
-#include "sparsecast/dtype.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::bench {
 

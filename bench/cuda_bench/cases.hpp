@@ -9,7 +9,7 @@
 #include "cuda/encode/device_encoder.hpp"
 #include "cuda_bench/generator.hpp"
 #include "cuda_bench/workbench.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::bench {
 

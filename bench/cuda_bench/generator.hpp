@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "cuda/common/runtime.hpp"
-#include "sparsecast/dtype.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::bench {
 

@@ -5,7 +5,7 @@
 
 #include "cuda_bench/cases.hpp"
 #include "cuda_bench/machine.hpp"
-#include "sparsecast/devices.hpp"
+#include "sparsecast/device.hpp"
 
 using namespace sparsecast;
 using namespace sparsecast::bench;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "sparsecast/device.hpp"
-#include "sparsecast/dtype.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::bench {
 

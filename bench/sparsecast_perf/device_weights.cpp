@@ -74,7 +74,8 @@ class DeviceWeights final : public Weights {
     if (setting_.source != nullptr) {
       PublisherOptions options;
       options.encode = setting_.options.encode;
-      publisher_.emplace(setting_.table, make_detector(), options);
+      std::vector<TensorRef> live = live_tensors(options.detection);
+      publisher_.emplace(setting_.table, std::move(live), options);
       return;
     }
     subscriber_.emplace(setting_.table, refs_to(*setting_.table, d_tensors<void*>(live_), settings_.device),
@@ -113,9 +114,9 @@ class DeviceWeights final : public Weights {
     for (std::size_t t = 0; t < weights.size(); ++t) bounce_.upload(arena[t], weights[t]);
   }
 
-  std::unique_ptr<Detector> make_detector() {
+  /// Returns what the publisher reads; fills in how.
+  std::vector<TensorRef> live_tensors(DetectorOptions& options) {
     const TensorTable& table = *setting_.table;
-    DetectorOptions options;
     options.device = settings_;
     std::vector<TensorRef> live = refs_to(table, d_tensors<void*>(live_), settings_.device);
     if (fused()) {
@@ -130,7 +131,7 @@ class DeviceWeights final : public Weights {
       options.held = std::exchange(live, std::move(masters));
     }
     options.pinned = pinned();
-    return sparsecast::make_detector(setting_.table, std::move(live), std::move(options));
+    return live;
   }
 
   WeightsSetting setting_;

@@ -41,7 +41,8 @@ class HostWeights final : public Weights {
     if (setting_.source != nullptr) {
       PublisherOptions settings;
       settings.encode = setting_.options.encode;
-      publisher_.emplace(setting_.table, make_detector(), settings);
+      std::vector<TensorRef> live = live_tensors(settings.detection);
+      publisher_.emplace(setting_.table, std::move(live), settings);
       return;
     }
     live_ = dense_[0];
@@ -73,10 +74,10 @@ class HostWeights final : public Weights {
  private:
   bool fused() const noexcept { return setting_.options.detector == DetectorKind::kFused; }
 
-  std::unique_ptr<Detector> make_detector() {
+  /// Returns what the publisher reads; fills in how.
+  std::vector<TensorRef> live_tensors(DetectorOptions& options) {
     const TensorTable& table = *setting_.table;
     std::vector<TensorRef> live = refs_to(table, setting_.source->weights());
-    DetectorOptions options;
     if (fused()) {
       const std::vector<std::span<const float>> masters = setting_.source->masters();
       options.by = Detection::kFusedCast;
@@ -86,7 +87,7 @@ class HostWeights final : public Weights {
         live[t].dtype = DType::kF32;
       }
     }
-    return sparsecast::make_detector(setting_.table, std::move(live), std::move(options));
+    return live;
   }
 
   WeightsSetting setting_;

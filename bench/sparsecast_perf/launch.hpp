@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 
 namespace sparsecast::perf {
 

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <string>
 
-#include "sparsecast/devices.hpp"
+#include "sparsecast/device.hpp"
 
 namespace sparsecast::perf {
 

@@ -85,11 +85,11 @@ class PlainNccl {
 class NcclWire final : public Wire {
  public:
   NcclWire(Group& group, const Options& options, int device) {
-    const Deadline deadline =
-        steady_clock::now() + std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
+    const std::chrono::milliseconds timeout(static_cast<std::int64_t>(options.timeout_seconds * 1000));
+    const Deadline deadline = steady_clock::now() + timeout;
     NcclOptions settings;
     settings.device = device;
-    transport_ = NcclTransport::open(group.open_control(), settings, deadline);
+    transport_ = NcclTransport::open(group.open_control(), settings, timeout);
     if (options.backend == Backend::kCuda) plain_ = std::make_unique<PlainNccl>(group, device, deadline);
   }
 

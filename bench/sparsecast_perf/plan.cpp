@@ -7,7 +7,7 @@
 
 #include "sparsecast/error.hpp"
 #include "sparsecast/mpi_transport.hpp"
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 
 namespace sparsecast::perf {
 namespace {

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "sparsecast/error.hpp"
-#include "sparsecast/layout_json.hpp"
+#include "sparsecast/layout.hpp"
 
 namespace sparsecast::perf {
 namespace {

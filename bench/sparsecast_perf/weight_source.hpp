@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 #include "sparsecast_perf/options.hpp"
 
 namespace sparsecast::perf {

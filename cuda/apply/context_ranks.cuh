@@ -18,7 +18,8 @@ struct ContextHead {
   std::uint32_t quotient_bit;
   std::uint32_t check;
   ContextClasses classes;
-  std::uint64_t steps_before[kMostClasses];  ///< Sum of the steps (gap + 1) in the classes before.
+  /// For each class that has changes: the sum of the steps (gap + 1) of all changes of the classes before it.
+  std::uint64_t steps_before[kMostClasses];
 
   /// Returns the class of change `i`.
   __device__ std::uint32_t class_of_change(std::uint32_t i) const {

@@ -17,6 +17,7 @@
 #include "sparsecast/delta.hpp"
 #include "sparsecast/device.hpp"
 #include "sparsecast/digest.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::cuda {
 

@@ -88,7 +88,8 @@ __device__ inline std::uint32_t group_of(const std::uint32_t* begins, std::uint3
   return low;
 }
 
-/// Lists block `number` among those that a CTA decodes.
+/// Appends `number`, the number of `block`, to received.cta_blocks, the list of blocks that a whole CTA decodes, and
+/// sets block.for_cta. A single warp decodes each block that is not in the list.
 __device__ inline void list_for_cta(const Received& received, std::uint32_t number, ReceivedBlock& block) {
   block.for_cta = true;
   received.cta_blocks[atomicAdd(&received.control->cta_blocks, 1U)] = number;

@@ -10,7 +10,7 @@
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/device_stream.hpp"
 #include "sparsecast/digest.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::cuda {
 

@@ -16,7 +16,7 @@ namespace sparsecast {
 class DeviceContext {
  public:
   /// Throws Error{kUnsupported} without a device.
-  explicit DeviceContext(const DeviceOptions& options) : options_(options), stream_(options.stream) {
+  explicit DeviceContext(const DeviceOptions& options) : options_(options), stream_(options.cuda_stream) {
     int devices = 0;
     cuda::check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
     if (options.device >= devices) {

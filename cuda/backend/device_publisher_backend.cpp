@@ -92,7 +92,7 @@ class DevicePublisherBackend final : public PublisherBackend {
   }
 
   bool on_device() const noexcept override { return true; }
-  CUstream_st* stream() const noexcept override { return context_.stream(); }
+  CUstream_st* cuda_stream() const noexcept override { return context_.stream(); }
 
   std::vector<std::vector<DeviceRecord>> frames_on_device() override {
     std::vector<std::vector<DeviceRecord>> out;

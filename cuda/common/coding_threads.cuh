@@ -94,7 +94,9 @@ class WarpThreads {
   static constexpr int kUnroll = 4;
 
   __device__ static std::uint32_t rank() { return threadIdx.x % 32; }
-  /// Gives each lane an odd number of entries, so that lanes that read their n-th entries use different banks.
+  /// Returns the share of this lane when the warp divides `count` entries. Every lane takes the same odd number of
+  /// entries, except that the last lanes take fewer or none. Because the number is odd, lanes that each read their n-th
+  /// entry use different banks of shared memory.
   __device__ static Share share(std::uint32_t count) { return share_of(count, (count + 31) / 32 | 1, rank()); }
   __device__ static void sync(SPARSECAST_CALLED_FROM) { __syncwarp(SPARSECAST_CALLER); }
   __device__ static bool any(bool holds) { return __any_sync(kAllLanes, holds ? 1 : 0) != 0; }

@@ -22,7 +22,7 @@
 #include "core/host_device.hpp"
 #include "core/strided_view.hpp"
 #include "sparsecast/codec.hpp"
-#include "sparsecast/dtype.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::cuda {
 

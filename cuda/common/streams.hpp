@@ -53,7 +53,8 @@ struct DeviceStream {
   cudaStream_t stream = nullptr;
   unsigned multiprocessors = 1;
   Policy policy = {};
-  /// Launchers only load their kernels. Otherwise the runtime loads them at the first launch, possibly during a pause.
+  /// If true, launchers load their kernels onto the device and launch nothing. A kernel that was not loaded in this way
+  /// is loaded by the runtime at its first launch, which may be during a pause.
   bool loads_only = false;
   /// Kernels that are loaded request the largest shared-memory carve-out. A multiprocessor changes its carve-out only
   /// while it is idle, so kernels that run at the same time must request the same.

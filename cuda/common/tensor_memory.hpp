@@ -5,7 +5,7 @@
 
 #include "core/tensor_view.hpp"
 #include "cuda/common/device_memory.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::cuda {
 

@@ -5,7 +5,7 @@
 #include "core/trace.hpp"
 #include "cuda/common/encode_launchers.hpp"
 #include "cuda/encode/encoder_state.hpp"
-#include "sparsecast/hash.hpp"
+#include "sparsecast/digest.hpp"
 
 namespace sparsecast::cuda {
 

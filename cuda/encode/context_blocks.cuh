@@ -13,13 +13,15 @@ namespace sparsecast::cuda {
 
 struct FormContextsShared {
   ScanShared scan;
-  std::uint32_t before[kTilesPerSection];  ///< Changes in the section before each block.
+  /// For each block of the section: the number of changes in the blocks of the section that precede it.
+  std::uint32_t before[kTilesPerSection];
   std::uint32_t count[kTilesPerSection];
   std::uint32_t first[kTilesPerSection];  ///< First block in each block that may be `context`.
   std::uint32_t items_begin;
 };
 
-/// Returns whether block i of the section is the first of a block that may be `context`.
+/// form_contexts joins runs of consecutive blocks to larger blocks, which may be coded as `context`. Returns whether
+/// block `i` of the section begins such a run.
 __device__ inline bool starts_context(const FormContextsShared& shared, std::uint32_t i) {
   if (i == 0 || shared.count[i] >= kContextBlockChanges || shared.count[i - 1] >= kContextBlockChanges) return true;
   return shared.before[i] / kContextBlockChanges != shared.before[i - 1] / kContextBlockChanges;

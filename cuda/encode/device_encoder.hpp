@@ -16,6 +16,7 @@
 #include "sparsecast/delta.hpp"
 #include "sparsecast/device.hpp"
 #include "sparsecast/digest.hpp"
+#include "sparsecast/tensor.hpp"
 
 struct CUstream_st;
 

@@ -81,9 +81,10 @@ __device__ Entries<T> scratch_of(const Pipeline& pipeline) {
           reinterpret_cast<std::uint16_t*>(scratch + kTileElems * (sizeof(T) + 4))};
 }
 
-/// Gathers the entries of the tiles of a block, tile after tile. Returns whether a tile has no entries. Callers provide
-/// the barrier afterwards. None is needed before: each thread overwrites only entries that it alone read last
-/// (write_dense_coded), or a barrier followed their last use.
+/// Copies the entries (positions and coded words) of the tiles of a block to `entries`, tile after tile. Returns true
+/// if any tile that has changes has no stored entries (kNoEntries); its places in `entries` are then left unwritten.
+/// The caller must provide the barrier afterwards. No barrier is needed before the call: each thread overwrites only
+/// entries that it alone read last (write_dense_coded), or a barrier followed their last use.
 template <class T, class Threads>
 __device__ bool gather_entries(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t first_tile,
                                std::uint32_t tiles, const Entries<T>& entries) {

@@ -20,7 +20,7 @@ constexpr int kSteps = 5;
 
 void train_and_send(const Table& table, Weights& weights, const RendezvousOptions& place, RendezvousListener& port) {
   const auto transport = make_tcp_transport(Rendezvous::meet(place, port));
-  Publisher publisher(table, make_detector(table, {ref_to((*table)[0], weights.data())}), {});
+  Publisher publisher(table, {ref_to((*table)[0], weights.data())}, {});
   for (std::size_t step = 0; step < kSteps; ++step) {
     for (std::size_t i = step; i < weights.size(); i += 100) ++weights[i];
     const SyncReport report = sync_send(publisher, *transport, 60s);  // Returns when the engine has verified it.

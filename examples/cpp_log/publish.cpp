@@ -44,7 +44,7 @@ int run(const std::string& location, std::uint64_t steps) {
   creation.digest = sum(digest_tensors(*table, live));
   const LogCommit genesis = writer.create(creation);
 
-  LogPublisher publisher(store, fs, {}, table, make_detector(table, live), {});
+  LogPublisher publisher(store, fs, {}, table, live, {});
   for (std::uint64_t step = 1; step <= steps; ++step) {
     train(weights, step);
     publisher.publish("step " + std::to_string(step));

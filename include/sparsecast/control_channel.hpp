@@ -16,7 +16,13 @@
 
 namespace sparsecast {
 
+/// The end of a wait that spans several calls of a channel, where a timeout a call would add up.
 using Deadline = std::chrono::steady_clock::time_point;
+
+/// Returns the time until a deadline, for a call that takes a timeout.
+inline std::chrono::milliseconds time_left(Deadline deadline) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+}
 
 /// A slow, reliable side channel between the ranks of a group. It is used to form communicators, to take decisions, and
 /// to notify ranks that wait on a device of a failure. Every call except abort() and aborted() is collective and either

@@ -10,8 +10,7 @@
 #include "sparsecast/codec.hpp"
 #include "sparsecast/device.hpp"
 #include "sparsecast/export.hpp"
-#include "sparsecast/tensor_ref.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 
@@ -40,18 +39,18 @@ struct TileWorkspace {
 };
 
 /// Finds the elements that differ from those that receivers hold and, except with a mask, their old bits. Comparisons
-/// are of storage bits: a NaN with the same bits is unchanged, and +0 and -0 differ. make_detector() makes a detector,
-/// and a Publisher takes ownership of it. Not thread-safe.
+/// are of storage bits: a NaN with the same bits is unchanged, and +0 and -0 differ. PublisherOptions::detection
+/// chooses one, and its Publisher owns it. Not thread-safe.
 class SPARSECAST_API Detector {
  public:
   virtual ~Detector() = default;
   /// Flags elements of `tensor` as changed: ORs ceil(elements / 64) words, one bit an element, least significant first,
   /// into the flags of a detector by mask (Detection::kMask); any other detector throws Error{kUsage}. The words are in
   /// the same memory, host or device, as the tensors. On the host, bits beyond the last element are Error{kUsage}. On a
-  /// device the words are 8-byte aligned, such bits are ignored, and the work is enqueued on `stream` (null: the
-  /// default stream): the next publish waits for it, and work that is enqueued later on `stream` may change the words.
-  /// Must not be called during a publish.
-  virtual void mark(std::size_t tensor, const std::uint64_t* words, CUstream_st* stream = nullptr);
+  /// device the words are 8-byte aligned, such bits are ignored, and the work is enqueued on `cuda_stream` (null: the
+  /// default stream): the next publish waits for it, and work that is enqueued later on `cuda_stream` may change the
+  /// words. Must not be called during a publish.
+  virtual void mark(std::size_t tensor, const std::uint64_t* words, CUstream_st* cuda_stream = nullptr);
 
   /// Returns whether the detector has the old bits of all elements and keeps them until the delta is committed or
   /// aborted, which `context` positions require.
@@ -64,7 +63,7 @@ class SPARSECAST_API Detector {
 /// How changes are found.
 enum class Detection {
   /// Compare with a snapshot of the bits that receivers hold, and update the snapshot where elements changed. An fp32
-  /// master (see make_detector) is cast and compared as it is read; only the snapshot keeps the cast.
+  /// master (see DetectorOptions) is cast and compared as it is read; only the snapshot keeps the cast.
   kSnapshot,
   /// Cast fp32 masters to the bf16 tensors in place, and detect in the same pass, because receivers hold the bf16 bits
   /// that are about to be overwritten. No snapshot is needed. Publishing performs the cast.
@@ -76,6 +75,17 @@ enum class Detection {
   kMask,
 };
 
+/// How changes are found in the trainer's tensors, which are only read. Each tensor is of the table's dtype, or the
+/// fp32 master of a bf16 tensor: receivers get the cast (round to nearest, ties to even; a NaN becomes the quiet NaN of
+/// the same sign and upper payload). kFusedCast takes masters only; a tensor whose master has no data must not change.
+/// The frames do not depend on the device, on strides, nor on where the snapshot is.
+///
+/// The trainer's tensors and the caller's snapshot may be views, each with strides of its own; memory between their
+/// elements is neither read nor written. On a device a view is read 16 bytes at a time where its innermost run
+/// (dimensions that are contiguous together form one run) has a multiple of 16 bytes and a 16-byte aligned start, in
+/// both live tensor and snapshot; otherwise it is read element by element. A master that is a view is read 16 bytes at
+/// a time where the run is a multiple of 8 elements. A contiguous tensor is read 16 bytes at a time wherever it begins,
+/// unless the caller's snapshot of it begins elsewhere modulo 16 bytes.
 struct DetectorOptions {
   Detection by = Detection::kSnapshot;
   /// Tensors that receivers hold, parallel to the table, of its dtypes and on the device of the live ones. kSnapshot: a
@@ -91,25 +101,6 @@ struct DetectorOptions {
   /// Options for tensors on a device. The ordinal, unless negative, must be that of the tensors' device.
   DeviceOptions device;
 };
-
-/// Makes a detector of changes in the trainer's tensors `live`, which are parallel to the table and all on one device
-/// or all on the host. The live tensors are only read. Each is of the table's dtype, or the fp32 master of a bf16
-/// tensor: receivers get the cast (round to nearest, ties to even; a NaN becomes the quiet NaN of the same sign and
-/// upper payload). kFusedCast takes masters only; a tensor whose master has no data must not change. The frames do not
-/// depend on the device, on strides, nor on where the snapshot is.
-///
-/// Live tensors and the caller's snapshot may be views, each with strides of its own; memory between their elements is
-/// neither read nor written. On a device a view is read 16 bytes at a time where its innermost run (dimensions that are
-/// contiguous together form one run) has a multiple of 16 bytes and a 16-byte aligned start, in both live tensor and
-/// snapshot; otherwise it is read element by element. A master that is a view is read 16 bytes at a time where the run
-/// is a multiple of 8 elements. A contiguous tensor is read 16 bytes at a time wherever it begins, unless the caller's
-/// snapshot of it begins elsewhere modulo 16 bytes.
-///
-/// Throws Error{kUsage} that names the tensor for references that do not fit the table; Error{kUnsupported} that names
-/// what is missing, a device backend or device memory, or for views or masters that the method does not accept; and the
-/// errors of the device.
-SPARSECAST_API std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table,
-                                                       std::vector<TensorRef> live, DetectorOptions options = {});
 
 /// A detector for host memory, which the encoder calls tile by tile. Programs may implement their own. detect() may be
 /// called concurrently for distinct tiles, each with its own workspace. For each delta it is called once for every

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Work on a device, and deltas in its memory. No CUDA header is needed: CUstream_st* is a cudaStream_t, CUevent_st* a
-// cudaEvent_t. Pointers to device memory are named d_.
-
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "sparsecast/delta.hpp"
 #include "sparsecast/export.hpp"
+
+// Work on a device, and deltas in its memory. No CUDA header is needed: CUstream_st* is a cudaStream_t, CUevent_st* a
+// cudaEvent_t. Pointers to device memory are named d_.
 
 struct CUstream_st;
 struct CUevent_st;
@@ -28,7 +29,7 @@ struct DeviceOptions {
   int device = -1;  ///< CUDA ordinal; -1: the device of the tensors, or the host for an empty table.
   /// Stream on which all work is enqueued. Null: the object creates a stream of its own, which does not wait for the
   /// default stream. The caller's stream must outlive the object.
-  CUstream_st* stream = nullptr;
+  CUstream_st* cuda_stream = nullptr;
   /// Longest time that one wait for the device may take; then it throws Error{kTimeout}.
   std::chrono::milliseconds deadline{60'000};
   /// Bytes of elements that one pass of the kernels processes. Determines the scratch memory of a publisher (a little
@@ -47,7 +48,7 @@ struct DeviceRecord {
   std::uint32_t record_bytes = 0;
 };
 
-/// A delta whose frames are in device memory. Work that is enqueued on `stream` after the delta was made sees them
+/// A delta whose frames are in device memory. Work that is enqueued on `cuda_stream` after the delta was made sees them
 /// complete.
 struct DeviceDelta {
   DeltaHeader info;
@@ -55,7 +56,7 @@ struct DeviceDelta {
   Bytes header;
   std::vector<DeviceRecord> frames;
   Bytes commit;
-  CUstream_st* stream = nullptr;
+  CUstream_st* cuda_stream = nullptr;
 
   std::uint64_t wire_bytes() const noexcept {
     std::uint64_t total = header.size() + commit.size();
@@ -63,5 +64,26 @@ struct DeviceDelta {
     return total;
   }
 };
+
+struct DeviceInfo {
+  int ordinal = 0;
+  std::string name;
+  std::string uuid;  ///< "GPU-4f1c...": the same for every process that sees the device.
+  std::uint64_t memory_bytes = 0;
+  int major = 0;  ///< Compute capability.
+  int minor = 0;
+};
+
+struct DeviceSurvey {
+  std::vector<DeviceInfo> devices;
+  std::string
+      why_none;  ///< Reason why there are no devices: the driver's message, a missing CUDA runtime, or old devices.
+  int runtime_version = 0;  ///< 13000 is 13.0; 0 without a CUDA runtime.
+  int driver_version = 0;   ///< Newest CUDA version that the driver supports; 0 without a driver.
+};
+
+/// Returns the devices of sm_80 or newer that the CUDA runtime of this build finds. Does not throw when there is no
+/// device or driver.
+SPARSECAST_API DeviceSurvey survey_devices();
 
 }  // namespace sparsecast

@@ -1,16 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
+#include <string>
 
 #include "sparsecast/export.hpp"
-#include "sparsecast/hash.hpp"
-#include "sparsecast/tensor_ref.hpp"
-#include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast {
+
+/// A 128-bit value as two words; on the wire 16 bytes little-endian, `lo` first.
+struct Hash128 {
+  std::uint64_t lo = 0;
+  std::uint64_t hi = 0;
+  friend bool operator==(const Hash128&, const Hash128&) = default;
+};
+
+/// Returns 32 lower-case hexadecimal digits, most significant first.
+SPARSECAST_API std::string to_hex(const Hash128& value);
+/// Parses the output of to_hex. Throws Error{kUsage} unless `text` is exactly 32 hexadecimal digits.
+SPARSECAST_API Hash128 hash_from_hex(const std::string& text);
+
+/// Computes XXH3 (xxHash 0.8), which protects against faults, not against an adversary.
+SPARSECAST_API std::uint64_t xxh3_64(std::span<const std::byte> bytes, std::uint64_t seed = 0) noexcept;
+SPARSECAST_API Hash128 xxh3_128(std::span<const std::byte> bytes) noexcept;
 
 /// State digest: the sum over elements of mix(tensor, canonical index, bits), modulo 2^128.
 /// Because it is a sum, both ends update it in time proportional to what changed, and the parts of
@@ -34,17 +49,6 @@ struct StateDigest {
   }
   friend bool operator==(const StateDigest&, const StateDigest&) = default;
 };
-
-/// Returns the part of the digest that elements [first, first + count) of a tensor contribute. `bits` holds exactly
-/// these elements; `count` is bits.size() / element_size(dtype).
-SPARSECAST_API StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first,
-                                       std::span<const std::byte> bits);
-
-/// Returns the digest of each host tensor of a table, read in full, on `threads` threads (0: all cores);
-/// TensorTable::digest_origin gives the index at which each element counts. Throws Error{kUsage} for tensors that do
-/// not fit the table.
-SPARSECAST_API std::vector<StateDigest> digest_tensors(const TensorTable& table, const std::vector<TensorRef>& tensors,
-                                                       int threads = 1);
 
 /// Returns the sum of parts.
 SPARSECAST_API StateDigest sum(std::span<const StateDigest> parts) noexcept;

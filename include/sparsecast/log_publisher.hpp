@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "sparsecast/delta_log.hpp"
 #include "sparsecast/export.hpp"
@@ -15,6 +16,7 @@ namespace sparsecast {
 
 struct LogPublisherOptions {
   LogWriterOptions writer;
+  DetectorOptions detection;  ///< How changes are found.
   /// Path of a checkpoint on this machine's disk that follows the log. Anchors are written from it, and a restart finds
   /// the base in it. It is created from an anchor when it does not exist. Empty: this publisher makes neither anchors
   /// nor merged deltas, which is left to a maintenance process (`sparsecast log compact`, `log anchor`).
@@ -46,12 +48,17 @@ struct Publication {
 /// and do not affect publishing. Not thread-safe.
 class SPARSECAST_API LogPublisher {
  public:
-  /// Takes over an existing log (made by LogWriter::create or `sparsecast log init`), as LogWriter::take_over does. The
-  /// bits that `detector` assumes receivers hold (its snapshot, or the tensors if it has none) are read once and must
-  /// have the head's digest, otherwise Error{kWrongBase}. The detector's tensors may be on the host or on a device,
-  /// where changes are detected and encoded; only frames are copied to the host. `table` is shared with the detector.
+  /// Takes over an existing log (made by LogWriter::create or `sparsecast log init`), as LogWriter::take_over does.
+  /// `live` and options.detection are those of Publisher: tensors on the host or on a device, where changes are
+  /// detected and encoded; only frames are copied to the host. The bits that receivers are assumed to hold (the
+  /// snapshot, or the tensors if there is none) are read once and must have the head's digest, otherwise
+  /// Error{kWrongBase}.
   /// `fs` must outlive the publisher, and also the threads that its destructor leaves behind. `trust.max_age` is not
   /// used: a publisher may return after any time. Throws the errors of LogReader and LogWriter::take_over.
+  LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, const LogTrust& trust,
+               std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live, LogPublisherOptions options,
+               EncodeOptions encode = {});
+  /// Takes a detector of the caller's own, as Publisher does; options.detection is not used.
   LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, const LogTrust& trust,
                std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector,
                LogPublisherOptions options, EncodeOptions encode = {});

@@ -10,9 +10,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "sparsecast/dtype.hpp"
 #include "sparsecast/export.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 struct CUstream_st;
 
@@ -45,12 +44,12 @@ struct MaskedCopyLayout {
 SPARSECAST_API void masked_copy(const MaskedCopyLayout& layout, const void* source, void* destination);
 
 /// Versions of nan_fill and masked_copy that run on the current device, on memory that it can access, aligned to its
-/// elements (Error{kUsage}). Each enqueues one kernel on `stream` (null: the default stream) and returns without
+/// elements (Error{kUsage}). Each enqueues one kernel on `cuda_stream` (null: the default stream) and returns without
 /// waiting or allocating; the memory must stay unchanged until the kernel has run. Reads the source at full speed when
 /// both views are without gaps and the source is 16-byte aligned. Throws Error{kUnsupported} in a build without the
 /// device backend or without a device, {kIo} when the launch fails.
-SPARSECAST_API void device_nan_fill(DType dtype, void* d_elements, std::uint64_t elements, CUstream_st* stream);
+SPARSECAST_API void device_nan_fill(DType dtype, void* d_elements, std::uint64_t elements, CUstream_st* cuda_stream);
 SPARSECAST_API void device_masked_copy(const MaskedCopyLayout& layout, const void* d_source, void* d_destination,
-                                       CUstream_st* stream);
+                                       CUstream_st* cuda_stream);
 
 }  // namespace sparsecast

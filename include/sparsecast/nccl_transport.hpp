@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -12,6 +13,8 @@
 #include "sparsecast/transport.hpp"
 
 namespace sparsecast {
+
+class NcclGroup;
 
 /// Returns true when this build of the library has the NCCL transport. The NCCL library itself is found at run time.
 SPARSECAST_API bool nccl_available() noexcept;
@@ -81,7 +84,7 @@ class SPARSECAST_API NcclTransport final : public Transport {
   /// kTimeout, kPeerFailed, kDevice, kUnsupported (no NCCL); kDevice also after work of an earlier channel that could
   /// not be stopped. A rank that joins an existing channel calls this while the others call reform().
   static std::unique_ptr<NcclTransport> open(std::shared_ptr<ControlChannel> control, const NcclOptions& options,
-                                             Deadline deadline);
+                                             std::chrono::milliseconds timeout);
   ~NcclTransport() override;
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;
@@ -92,21 +95,20 @@ class SPARSECAST_API NcclTransport final : public Transport {
 
   /// Splits the channel into one for each color by ncclCommSplit; ranks are ordered by key, then rank. Returns null on
   /// a rank with a negative color.
-  std::unique_ptr<NcclTransport> split(int color, int key, Deadline deadline);
+  std::unique_ptr<NcclTransport> split(int color, int key, std::chrono::milliseconds timeout);
   /// Makes the channel of a changed group: when ranks were lost, by ncclCommShrink where possible; when ranks join, by
   /// ncclCommGrow where possible; otherwise by a new communicator. `members` is a new control channel of the changed
   /// group; remaining ranks keep their order, and joining ranks come last. This channel cannot be used afterwards.
-  std::unique_ptr<NcclTransport> reform(std::shared_ptr<ControlChannel> members, Deadline deadline);
+  std::unique_ptr<NcclTransport> reform(std::shared_ptr<ControlChannel> members, std::chrono::milliseconds timeout);
 
   /// Aborts the communicator on this rank and tells the other ranks why.
   void abort(const std::string& reason) noexcept;
   const NcclChannelReport& report() const noexcept;
 
-  class Group;  ///< Internal.
-  explicit NcclTransport(std::unique_ptr<Group> channel);
+  explicit NcclTransport(std::unique_ptr<NcclGroup> group);  ///< Internal.
 
  private:
-  std::unique_ptr<Group> channel_;
+  std::unique_ptr<NcclGroup> group_;
 };
 
 }  // namespace sparsecast

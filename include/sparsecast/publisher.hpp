@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "sparsecast/delta.hpp"
 #include "sparsecast/detector.hpp"
@@ -14,7 +15,7 @@
 
 namespace sparsecast {
 
-class JoinedPublisher;
+class PublisherState;
 
 struct PublisherOptions {
   StreamId stream;            ///< All zero: derived from the table's hash.
@@ -23,6 +24,7 @@ struct PublisherOptions {
   /// Highest version number that any delta of the stream has had. The next delta gets a higher number than this and
   /// `version`.
   std::uint64_t last_attempt = 0;
+  DetectorOptions detection;  ///< How changes are found. Not used with a detector of the caller's own.
 };
 
 /// Publishes a trainer's weights as deltas. The base is the version that the receivers have *committed*, never one that
@@ -38,10 +40,18 @@ struct PublisherOptions {
 /// internally.
 class SPARSECAST_API Publisher {
  public:
-  /// Takes a detector that was made for this table. Unless `base_digest` is given, reads the receivers' bits (the
-  /// detector's snapshot, or the tensors if it has none) once for the base digest. The frames of weights on a device
-  /// are byte for byte those of the CPU; zstd_level must be 0 there (Error{kUnsupported}). Throws Error{kUsage} when
-  /// the value codec needs old bits that the detector lacks, and kTableMismatch for a detector of another table.
+  /// Takes the trainer's tensors, which are parallel to the table, and all on one device or all on the host. The caller
+  /// owns them and keeps them in place while the publisher exists; `options.detection` says how changes in them are
+  /// found, and what else is required of them. Unless `base_digest` is given, reads the receivers' bits (the snapshot,
+  /// or the tensors if there is none) once for the base digest. The frames of weights on a device are byte for byte
+  /// those of the CPU; zstd_level must be 0 there (Error{kUnsupported}). Throws Error{kUsage} that names the tensor for
+  /// references that do not fit the table; kUsage when the value codec needs old bits that the detection lacks;
+  /// kUnsupported that names what is missing, a device backend or device memory, or for views or masters that the
+  /// detection does not accept; and the errors of the device.
+  Publisher(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live, PublisherOptions options,
+            std::optional<StateDigest> base_digest = std::nullopt);
+  /// Takes a detector of the caller's own (TileDetector), made for this table. Also throws Error{kTableMismatch} for a
+  /// detector of another table.
   Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector, PublisherOptions options,
             std::optional<StateDigest> base_digest = std::nullopt);
   ~Publisher();
@@ -72,11 +82,10 @@ class SPARSECAST_API Publisher {
   bool on_device() const noexcept;  ///< Returns whether the weights are on a device.
   /// Returns the detector that the publisher was made with.
   Detector& detector() noexcept;
-  JoinedPublisher& joined() noexcept;  ///< Internal.
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  friend PublisherState& state_of(Publisher& publisher) noexcept;
+  std::unique_ptr<PublisherState> state_;
 };
 
 /// Encodes a delta for programs that stream. Detects changes by `detector` and passes each record to `sink` as soon as

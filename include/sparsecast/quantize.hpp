@@ -35,8 +35,8 @@
 #include <string>
 #include <vector>
 
-#include "sparsecast/dtype.hpp"
 #include "sparsecast/export.hpp"
+#include "sparsecast/tensor.hpp"
 
 struct CUstream_st;
 
@@ -101,8 +101,10 @@ struct BlockGrid {
 
 /// Memory of a quantised shard, which the caller owns.
 struct QuantizedShard {
-  std::byte* elements = nullptr;  ///< extent[0] rows of extent[1] bytes; of extent[1] / 2 for elements of 4 bits.
-  void* scales = nullptr;         ///< block_grid(shard).extent scales, row-major: 4, 2 or 1 bytes each.
+  /// The quantised elements, row-major: MatrixShard::extent[0] rows of extent[1] bytes each. Elements of 4 bits take
+  /// extent[1] / 2 bytes a row, two in each byte, the first in the low half.
+  std::byte* elements = nullptr;
+  void* scales = nullptr;  ///< block_grid(shard).extent scales, row-major: 4, 2 or 1 bytes each.
   /// One number, for kE4M3 scales only: read, or written where GivenAmax::tensor is given.
   float* global_scale = nullptr;
 };
@@ -136,12 +138,13 @@ SPARSECAST_API void quantize(const MatrixShard& shard, const void* source, const
 
 /// Versions of the two functions above that run on the current device, on memory that it can access, aligned to its
 /// elements (Error{kUsage}; 4-bit elements are written to memory aligned to 4 bytes). Each enqueues one kernel on
-/// `stream` (null: the default stream) and returns without waiting or allocating; the memory must stay unchanged until
-/// the kernel has run. Rows are read several elements at a time where strides, offset and alignment allow it. Throws
-/// Error{kUnsupported} in a build without the device backend or without a device, {kDevice} when the launch fails.
+/// `cuda_stream` (null: the default stream) and returns without waiting or allocating; the memory must stay unchanged
+/// until the kernel has run. Rows are read several elements at a time where strides, offset and alignment allow it.
+/// Throws Error{kUnsupported} in a build without the device backend or without a device, {kDevice} when the launch
+/// fails.
 SPARSECAST_API void device_block_amax(const MatrixShard& shard, const void* d_source, float* d_amax,
-                                      CUstream_st* stream);
+                                      CUstream_st* cuda_stream);
 SPARSECAST_API void device_quantize(const MatrixShard& shard, const void* d_source, const QuantizedShard& d_out,
-                                    const GivenAmax& d_amax, CUstream_st* stream);
+                                    const GivenAmax& d_amax, CUstream_st* cuda_stream);
 
 }  // namespace sparsecast

@@ -35,9 +35,9 @@ SPARSECAST_API GroupOpener open_control_groups();
 /// all ranks have announced this within the deadline. `communicator` points to the MPI_Comm whose ranks are the world's
 /// (null: MPI_COMM_WORLD), and must outlive the opener. Throws Error{kUnsupported} without MPI.
 SPARSECAST_API GroupOpener open_mpi_groups(const void* communicator = nullptr);
-/// Returns an opener that makes one NCCL communicator over the world and splits it into channels, once a round of the
-/// plan. The channels of a rank share its staging memory (options.staging_bytes). The opener throws as
-/// NcclTransport::open.
+/// Returns an opener that makes one NCCL communicator over the world. For each round of the plan it splits this
+/// communicator once, into the channels of the round's groups. The channels of a rank share its staging memory
+/// (options.staging_bytes). The opener throws the errors of NcclTransport::open.
 SPARSECAST_API GroupOpener open_nccl_groups(const NcclOptions& options);
 
 struct ShardedOptions {
@@ -100,8 +100,8 @@ class SPARSECAST_API ShardedPublisher {
   /// into the snapshot, in the same kind of memory unless options.pinned_snapshot; at that time the tensors must hold
   /// options.version.
   ///
-  /// On a device, all work is enqueued on `device.stream`, or, when that is null, on one stream of the object for all
-  /// routes. When regroup() or sync() is called, writes to the tensors must be complete or enqueued earlier on that
+  /// On a device, all work is enqueued on `device.cuda_stream`, or, when that is null, on one stream of the object for
+  /// all routes. When regroup() or sync() is called, writes to the tensors must be complete or enqueued earlier on that
   /// stream, and the tensors must stay unchanged until the call returns. Several threads enqueue on the stream, so
   /// cudaStreamPerThread, which differs between threads, is Error{kUsage}. No wait for the device is longer than
   /// `device.deadline`.

@@ -11,12 +11,11 @@
 #include "sparsecast/delta.hpp"
 #include "sparsecast/device.hpp"
 #include "sparsecast/export.hpp"
-#include "sparsecast/tensor_ref.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 
-class JoinedSubscriber;
+class SubscriberState;
 
 struct SubscriberOptions {
   StreamId stream;            ///< All zero: derived from the table's hash.
@@ -49,9 +48,9 @@ struct ApplyOrder {
 /// Loads one tensor of a NaN-masked delta (nan_masked.hpp). `tensor` is contiguous, has the full shape of tensor
 /// `index` of the table, is NaN where nothing changes, and is valid until the loader returns. The loader must store
 /// every other element's new value in the live tensor, and must write no other tensor. On a device, work enqueued on
-/// `stream` (null on the host) sees the complete tensor, and apply_nan_masked() waits for the work that the loader
+/// `cuda_stream` (null on the host) sees the complete tensor, and apply_nan_masked() waits for the work that the loader
 /// enqueues there.
-using NanMaskedLoader = std::function<void(std::size_t index, const std::byte* tensor, CUstream_st* stream)>;
+using NanMaskedLoader = std::function<void(std::size_t index, const std::byte* tensor, CUstream_st* cuda_stream)>;
 
 /// Applies deltas to an engine's live tensors: stage, verify, apply, verify.
 ///
@@ -84,10 +83,10 @@ class SPARSECAST_API Subscriber {
   void stage(ConstBytes record);
   void stage(const Delta& delta);
   /// Takes all frames, in device memory and in order of sequence, of the delta whose header has been staged; header and
-  /// commit records are staged by stage(). The frames are read after the work that is on `stream` now (null: they are
-  /// complete already). They must stay unchanged until the next header is staged or the subscriber is destroyed,
+  /// commit records are staged by stage(). The frames are read after the work that is on `cuda_stream` now (null: they
+  /// are complete already). They must stay unchanged until the next header is staged or the subscriber is destroyed,
   /// because an undo needs them. Requires tensors on the device (Error{kUsage}); other errors are those of stage().
-  void stage_frames(std::vector<DeviceRecord> frames, CUstream_st* stream = nullptr);
+  void stage_frames(std::vector<DeviceRecord> frames, CUstream_st* cuda_stream = nullptr);
   /// Returns memory for `bytes` bytes of frames, into which transports receive. It is on the host or the device that
   /// holds the tensors, on a device 256-byte aligned, and valid until the next call. Drops staged records and the data
   /// for undo_last(), which use the same memory. Throws Error{kCorrupt} for more bytes than a delta of the table can
@@ -133,12 +132,11 @@ class SPARSECAST_API Subscriber {
   std::uint64_t version() const noexcept;
   const StateDigest& digest() const noexcept;
   bool dirty() const noexcept;
-  bool on_device() const noexcept;      ///< Returns whether the tensors are on a device.
-  JoinedSubscriber& joined() noexcept;  ///< Internal.
+  bool on_device() const noexcept;  ///< Returns whether the tensors are on a device.
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  friend SubscriberState& state_of(Subscriber& subscriber) noexcept;
+  std::unique_ptr<SubscriberState> state_;
 };
 
 }  // namespace sparsecast

@@ -21,8 +21,8 @@
 #include "gil.hpp"
 #include "sparsecast/codec.hpp"
 #include "sparsecast/delta.hpp"
+#include "sparsecast/digest.hpp"
 #include "sparsecast/error.hpp"
-#include "sparsecast/hash.hpp"
 
 namespace sparsecast::python {
 

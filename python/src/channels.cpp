@@ -6,7 +6,6 @@
 #include "ends.hpp"
 #include "sparsecast/mpi_transport.hpp"
 #include "sparsecast/nccl_transport.hpp"
-#include "sparsecast/rendezvous.hpp"
 #include "sparsecast/tcp_transport.hpp"
 #if SPARSECAST_HAVE_MPI
 #include <mpi.h>
@@ -179,7 +178,7 @@ void bind_channels(nb::module_& m) {
         NcclOptions options;
         options.device = device;
         const GilRelease release;
-        return std::shared_ptr<Transport>(NcclTransport::open(std::move(control), options, deadline_in(timeout)));
+        return std::shared_ptr<Transport>(NcclTransport::open(std::move(control), options, milliseconds(timeout)));
       },
       nb::arg("control"), nb::arg("device") = -1, nb::arg("timeout") = 60.0,
       "Returns a transport over NCCL; collective over the control channel. Uses the NCCL library that torch has "

@@ -5,7 +5,6 @@
 
 #include "bindings.hpp"
 #include "sparsecast/layout.hpp"
-#include "sparsecast/layout_json.hpp"
 
 namespace sparsecast::python {
 namespace {

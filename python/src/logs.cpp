@@ -20,6 +20,7 @@
 #include "sparsecast/log_follower.hpp"
 #include "sparsecast/log_publisher.hpp"
 #include "sparsecast/safetensors.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::python {
 namespace {

@@ -153,7 +153,7 @@ DeviceOptions device_options(int device, std::uintptr_t stream, double timeout,
   DeviceOptions options;
   options.device = device;
   // NOLINTNEXTLINE(performance-no-int-to-ptr): torch and cupy give streams as numbers.
-  options.stream = reinterpret_cast<CUstream_st*>(stream);
+  options.cuda_stream = reinterpret_cast<CUstream_st*>(stream);
   options.deadline = milliseconds(timeout);
   options.entry_bytes = entry_bytes;
   return options;

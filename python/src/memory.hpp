@@ -9,9 +9,7 @@
 
 #include "bindings.hpp"
 #include "sparsecast/device.hpp"
-#include "sparsecast/dtype.hpp"
-#include "sparsecast/tensor_ref.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::python {
 

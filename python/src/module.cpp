@@ -6,7 +6,7 @@
 #include "sparsecast/device.hpp"
 #include "sparsecast/mpi_transport.hpp"
 #include "sparsecast/nccl_transport.hpp"
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 #include "sparsecast/version.hpp"
 
 namespace sparsecast::python {

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "memory/memory_backend.hpp"
+
 namespace sparsecast::python {
 namespace {
 

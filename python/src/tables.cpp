@@ -5,7 +5,7 @@
 #include "bindings.hpp"
 #include "memory.hpp"
 #include "sparsecast/digest.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::python {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "sparsecast/error.hpp"
 #include "sparsecast/sparsecast.h"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::capi {
 

@@ -119,10 +119,8 @@ void BroadcastBuffer::make_publisher(std::uint64_t version) {
   PublisherOptions options;
   options.version = version;
   options.encode.threads = comm_->config().threads;
-  DetectorOptions detecting;
-  detecting.device = tensors_->device();
-  publisher_ =
-      std::make_unique<Publisher>(table_, make_detector(table_, tensors_->refs(), std::move(detecting)), options);
+  options.detection.device = tensors_->device();
+  publisher_ = std::make_unique<Publisher>(table_, tensors_->refs(), options);
 }
 
 /// Makes the subscriber, whose digest is that of the current tensors.

@@ -8,7 +8,7 @@
 
 #include "capi/communicator.hpp"
 #include "sparsecast/device.hpp"
-#include "sparsecast/tensor_ref.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast::capi {
 

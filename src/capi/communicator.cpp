@@ -7,9 +7,8 @@
 #include <array>
 #include <set>
 
-#include "sparsecast/devices.hpp"
+#include "sparsecast/device.hpp"
 #include "sparsecast/mpi_transport.hpp"
-#include "sparsecast/rendezvous.hpp"
 #include "sparsecast/tcp_transport.hpp"
 #include "transport/control/blobs.hpp"
 #ifdef SPARSECAST_HAVE_NCCL
@@ -128,7 +127,7 @@ void Communicator::choose_transport(bool over_mpi, Deadline deadline) {
   if (kind_ == scTransportNccl) {
     NcclOptions options;
     options.device = config_.device;
-    auto transport = NcclTransport::open(control_, options, deadline);
+    auto transport = NcclTransport::open(control_, options, time_left(deadline));
     nccl_ = transport.get();
     transport_ = std::move(transport);
 #ifdef SPARSECAST_HAVE_NCCL

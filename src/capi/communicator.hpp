@@ -13,9 +13,9 @@
 
 #include "sparsecast/digest.hpp"
 #include "sparsecast/nccl_transport.hpp"
-#include "sparsecast/rendezvous.hpp"
 #include "sparsecast/sparsecast.h"
 #include "sparsecast/sync.hpp"
+#include "sparsecast/tcp_transport.hpp"
 
 namespace sparsecast {
 class DeviceApi;

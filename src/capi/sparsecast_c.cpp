@@ -13,7 +13,7 @@
 #include "capi/boundary.hpp"
 #include "capi/buffer.hpp"
 #include "capi/communicator.hpp"
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 #include "sparsecast/version.hpp"
 
 namespace sparsecast::capi {

@@ -10,6 +10,7 @@
 #include "sparsecast/digest.hpp"
 #include "sparsecast/io.hpp"
 #include "sparsecast/safetensors.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "sparsecast/safetensors.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 

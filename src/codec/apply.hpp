@@ -6,6 +6,7 @@
 #include "codec/block_coding.hpp"
 #include "core/tensor_view.hpp"
 #include "sparsecast/digest.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 

@@ -8,7 +8,7 @@
 
 #include "core/host_device.hpp"
 #include "sparsecast/codec.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 

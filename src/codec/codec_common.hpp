@@ -8,7 +8,7 @@
 #include "codec/pair_code.hpp"
 #include "core/host_device.hpp"
 #include "sparsecast/codec.hpp"
-#include "sparsecast/dtype.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 

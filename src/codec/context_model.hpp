@@ -10,7 +10,7 @@
 #include "codec/codec_common.hpp"
 #include "core/host_device.hpp"
 #include "sparsecast/codec.hpp"
-#include "sparsecast/dtype.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 

@@ -12,6 +12,7 @@
 #include "codec/word_kernels.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/digest.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 

@@ -4,6 +4,8 @@
 // Offsets of the records (docs/wire-format.md §2), their little-endian fields, and the compression of their content.
 // Reader and writer share only this file.
 
+#include <fmt/format.h>
+
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -13,6 +15,7 @@
 #include "codec/block.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/digest.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 
@@ -104,6 +107,20 @@ inline void put_frame_fields(Bytes& record, const FrameHeader& fields) {
   put(record, 36, fields.body_bytes);
   put(record, 40, fields.changed);
   put(record, 48, fields.version);
+}
+
+/// Magic, exact size, and the format checks that every fixed record shares.
+inline void require_record(ConstBytes record, std::uint32_t magic_number, std::size_t least, const char* name) {
+  if (record.size() < least) corrupt(fmt::format("{} record is cut off: {} bytes", name, record.size()));
+  if (get<std::uint32_t>(record, 0) != magic_number) corrupt(fmt::format("not a {} record", name));
+  if (get<std::uint32_t>(record, 4) != record.size()) {
+    corrupt(fmt::format("{} record says {} bytes, but has {}", name, get<std::uint32_t>(record, 4), record.size()));
+  }
+}
+
+inline void start_record(Bytes& record, std::uint32_t magic_number) {
+  put(record, 0, magic_number);
+  put(record, 4, static_cast<std::uint32_t>(record.size()));
 }
 
 }  // namespace sparsecast::layout

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sparsecast/digest.hpp"
+#include "sparsecast/tensor.hpp"
 
 #include <fmt/format.h>
 
@@ -11,7 +12,6 @@
 #include "core/tensor_view.hpp"
 #include "core/word.hpp"
 #include "sparsecast/error.hpp"
-#include "sparsecast/hash.hpp"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

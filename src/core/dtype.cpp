@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sparsecast/dtype.hpp"
+#include "sparsecast/tensor.hpp"
 
 #include <array>
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "sparsecast/digest.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 

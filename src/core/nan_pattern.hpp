@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/host_device.hpp"
-#include "sparsecast/dtype.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 

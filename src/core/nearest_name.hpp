@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 

@@ -5,8 +5,8 @@
 
 #include <cstddef>
 
+#include "sparsecast/digest.hpp"
 #include "sparsecast/error.hpp"
-#include "sparsecast/hash.hpp"
 
 namespace sparsecast {
 

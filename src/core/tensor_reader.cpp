@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sparsecast/tensor_reader.hpp"
+#include "sparsecast/safetensors.hpp"
 
 #include <algorithm>
 

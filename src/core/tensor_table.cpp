@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 #include <fmt/format.h>
 

@@ -10,8 +10,7 @@
 
 #include "core/strided_view.hpp"
 #include "sparsecast/digest.hpp"
-#include "sparsecast/tensor_ref.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sparsecast/plan_cost.hpp"
+#include "sparsecast/fanout_plan.hpp"
 
 #include <algorithm>
 #include <string>

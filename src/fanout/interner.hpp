@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "sparsecast/hash.hpp"
+#include "sparsecast/digest.hpp"
 
 namespace sparsecast::fanout {
 

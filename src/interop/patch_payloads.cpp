@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sparsecast/patch_payloads.hpp"
+#include "sparsecast/interop.hpp"
 
 #include <fmt/format.h>
 

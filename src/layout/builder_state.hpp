@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 
 namespace sparsecast {
 

@@ -8,7 +8,7 @@
 
 #include "core/utf8.hpp"
 #include "sparsecast/error.hpp"
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 
 namespace sparsecast {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 
 #include <fmt/format.h>
 

@@ -11,8 +11,6 @@
 
 #include "layout/json_place.hpp"
 #include "sparsecast/layout.hpp"
-#include "sparsecast/layout_builders.hpp"
-#include "sparsecast/layout_json.hpp"
 
 namespace sparsecast {
 
@@ -30,7 +28,10 @@ std::string assigned(const std::string& pattern, const Assignment& assignment);
 /// Reads "0-3,7" or an array of numbers. Each must be below `limit`, and there may be at most `limit`.
 std::vector<std::uint32_t> read_indices(const JsonPlace& place, std::uint64_t limit);
 
-/// The declarations in the model's part of a rule-based file, scaled down: sizes, repeats and tensors.
+/// The declarations of the model in a rule-based layout file (docs/layout-format.md): named sizes, named repeats, and
+/// the tensors made of them. Of the sizes and repeats that the file marks as scalable, a size is divided by the
+/// constructor's `scale_down`, and of the values of a repeat only every scale_down-th is kept, or by a smaller factor
+/// where the file limits it.
 class LayoutModel {
  public:
   struct ModelTensor {

@@ -15,7 +15,7 @@
 #include "layout/layout_json_model.hpp"
 #include "layout/name_pattern.hpp"
 #include "sparsecast/error.hpp"
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 
 namespace sparsecast {
 namespace {

@@ -43,7 +43,9 @@ struct OverlapBudget {
   void spend();
 };
 
-/// Returns two of the views that share an element, if any do. All views must be of one local tensor, and no two equal.
+/// Looks for two views that share an element. Returns the shard numbers (MemoryView::shard) of the first such pair that
+/// it finds, or nullopt if no two views share an element. All views must be of one local tensor, and no two may be
+/// equal. Throws Error{kUsage} when `budget` is used up.
 std::optional<std::pair<std::uint32_t, std::uint32_t>> find_overlap(std::vector<MemoryView> views,
                                                                     OverlapBudget& budget);
 

@@ -332,6 +332,10 @@ Copies copies_of(const TensorTable& table, const std::vector<TensorRef>& live) {
 
 }  // namespace
 
+void Detector::mark(std::size_t, const std::uint64_t*, CUstream_st*) {
+  throw Error(ErrorCode::kUsage, "only a detector by mask takes marks");
+}
+
 std::unique_ptr<TileDetector> make_host_detector(const std::shared_ptr<const TensorTable>& table,
                                                  std::vector<TensorRef> live, DetectorOptions options) {
   const auto refuse = [](const char* what) { throw Error(ErrorCode::kUsage, what); };

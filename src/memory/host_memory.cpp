@@ -140,6 +140,16 @@ int place_of(const TensorTable& table, const std::vector<TensorRef>& tensors, co
   return tensors.empty() && options.device >= 0 ? options.device : device;
 }
 
+std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
+                                        DetectorOptions options) {
+  const int device = place_of(*table, live, "live", options.device);
+  if (!options.held.empty() && common_device(*table, options.held, "held") != device) {
+    throw Error(ErrorCode::kUsage, "what receivers hold is not on the device of the live tensors");
+  }
+  const auto memory = memory_at(device, options.device);
+  return memory->make_detector(std::move(table), std::move(live), std::move(options));
+}
+
 std::unique_ptr<RegionReader> make_host_reader(const TensorTable& table, const std::vector<TensorRef>& regions) {
   return std::make_unique<HostRegionReader>(table, regions);
 }

@@ -76,7 +76,7 @@ class MemoryBackend {
   /// Returns the device, or kHostMemory.
   virtual int device() const noexcept = 0;
 
-  /// Creates the detector of tensors in this memory; see sparsecast::make_detector. The caller has checked that the
+  /// Creates the detector of tensors in this memory; see PublisherOptions::detection. The caller has checked that the
   /// tensors are in this memory.
   virtual std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
                                                   DetectorOptions options) const = 0;
@@ -112,6 +112,9 @@ std::shared_ptr<MemoryBackend> memory_at(int place, DeviceOptions options, bool 
 /// Returns the device of all tensors (common_device); for an empty table, the device of the options, or kHostMemory.
 int place_of(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what,
              const DeviceOptions& options);
+/// Makes the detector of changes in `live`, of the memory that the tensors are in; see PublisherOptions::detection.
+std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
+                                        DetectorOptions options = {});
 /// Returns a reader of regions that lie in host memory, with the rules of MemoryBackend::make_reader.
 std::unique_ptr<RegionReader> make_host_reader(const TensorTable& table, const std::vector<TensorRef>& regions);
 

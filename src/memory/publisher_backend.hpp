@@ -2,7 +2,7 @@
 #pragma once
 
 // Interface between a publisher and the memory of its weights, on the host or on a device. The rules on versions and on
-// pending and aborted deltas are the same for both memories, and are in joined_publisher.cpp.
+// pending and aborted deltas are the same for both memories, and are in publisher.cpp.
 
 #include <memory>
 #include <vector>
@@ -54,7 +54,7 @@ class PublisherBackend {
   virtual std::vector<std::vector<DeviceRecord>> frames_on_device() { return {}; }
   /// Copies frames of the host to the device; the copies stay there until the next call.
   virtual std::vector<std::vector<DeviceRecord>> upload(const std::vector<Delta>&) { return {}; }
-  virtual CUstream_st* stream() const noexcept { return nullptr; }
+  virtual CUstream_st* cuda_stream() const noexcept { return nullptr; }
 };
 
 /// Implements make_detector for tensors on the host.

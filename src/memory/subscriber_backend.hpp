@@ -2,7 +2,7 @@
 #pragma once
 
 // Interface between a subscriber and the memory of its tensors, on the host or on a device. The rules are the same for
-// both: delta_staging.cpp decides what may be staged, joined_subscriber.cpp what may be applied.
+// both: delta_staging.cpp decides what may be staged, subscriber.cpp what may be applied.
 
 #include <memory>
 #include <vector>

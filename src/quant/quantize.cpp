@@ -17,7 +17,7 @@
 #include "quant/quantize_plan.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/quantize.hpp"
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 namespace {

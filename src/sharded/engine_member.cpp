@@ -78,7 +78,7 @@ void EngineMember::apply(ShardedReport& report) {
 /// Commits the attempt, or rolls it back if it was applied. A rank that cannot roll back has no version afterwards.
 void EngineMember::settle(bool committed) {
   if (routes_.subscriber) {
-    JoinedSubscriber& subscriber = *routes_.subscriber;
+    SubscriberState& subscriber = *routes_.subscriber;
     subscriber.discard();
     if (!committed && !subscriber.dirty() && subscriber.version() != version_) {
       try {

@@ -42,11 +42,6 @@ std::vector<std::shared_ptr<const Layout>> own_layouts(const Roles& roles) {
   return own;
 }
 
-void settle(const Roles& roles, bool committed) {
-  if (roles.publisher != nullptr) roles.publisher->settle(committed);
-  if (roles.subscriber != nullptr) roles.subscriber->settle(committed);
-}
-
 std::uint64_t last_attempt(const Roles& roles) {
   return roles.publisher != nullptr ? roles.publisher->last_attempt() : roles.subscriber->last_attempt();
 }
@@ -69,8 +64,6 @@ ShardedGroup::ShardedGroup(const Roles& roles, std::shared_ptr<ControlChannel> c
     connect(roles, open, deadline);
   });
 }
-
-ShardedGroup::~ShardedGroup() = default;
 
 void ShardedGroup::form(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
                         std::chrono::milliseconds timeout) {
@@ -168,61 +161,49 @@ void ShardedGroup::compare_bases(const Roles& roles, Deadline deadline) {
   if (roles.publisher != nullptr) roles.publisher->digest = digest;
 }
 
-/// A sync over the plan.
-class ShardedGroup::Attempt final : public SyncAttempt {
- public:
-  Attempt(ShardedGroup& group, const Roles& roles) : group_(group), roles_(roles) {
-    if (roles.publisher != nullptr) roles.publisher->begin_attempt();
-    if (roles.subscriber != nullptr) roles.subscriber->begin_attempt();
-  }
+std::uint64_t ShardedGroup::version() const noexcept { return last_attempt(roles_); }
 
-  std::uint64_t version() const noexcept override { return last_attempt(roles_); }
+Outcome ShardedGroup::transfer_and_stage(Deadline deadline) {
+  SyncEnds ends;
+  ends.version = version();
+  if (roles_.publisher != nullptr) ends.publisher = roles_.publisher->routes().publisher.get();
+  if (roles_.subscriber != nullptr) ends.subscriber = roles_.subscriber->routes().subscriber.get();
+  const TransferReport came = run_transfers(transfers_, ends, world_.control(), deadline);
+  report_.changed = came.changed;
+  report_.sent_bytes = came.sent_bytes;
+  report_.received_bytes = came.received_bytes;
+  report_.foreign_bytes = came.foreign_bytes;
+  report_.encode_seconds = came.encode_seconds;
+  report_.wire_seconds = came.wire_seconds;
+  report_.stage_seconds = came.stage_seconds;
+  Outcome own = came.published;
+  if (roles_.publisher != nullptr) own.then([&] { roles_.publisher->describe(plan(), report_); });
+  own.then([&] { came.staged.rethrow(); });
+  return own;
+}
 
-  Outcome transfer_and_stage(Deadline deadline) override {
-    SyncEnds ends;
-    ends.version = version();
-    if (roles_.publisher != nullptr) ends.publisher = roles_.publisher->routes().publisher.get();
-    if (roles_.subscriber != nullptr) ends.subscriber = roles_.subscriber->routes().subscriber.get();
-    const TransferReport came = run_transfers(group_.transfers_, ends, group_.world_.control(), deadline);
-    report.changed = came.changed;
-    report.sent_bytes = came.sent_bytes;
-    report.received_bytes = came.received_bytes;
-    report.foreign_bytes = came.foreign_bytes;
-    report.encode_seconds = came.encode_seconds;
-    report.wire_seconds = came.wire_seconds;
-    report.stage_seconds = came.stage_seconds;
-    Outcome own = came.published;
-    if (roles_.publisher != nullptr) own.then([&] { roles_.publisher->describe(group_.plan(), report); });
-    own.then([&] { came.staged.rethrow(); });
-    return own;
-  }
+void ShardedGroup::apply() {
+  const Stopwatch watch;
+  if (roles_.subscriber != nullptr) roles_.subscriber->apply(report_);
+  report_.apply_seconds = watch.total();
+}
 
-  void apply() override {
-    const Stopwatch watch;
-    if (roles_.subscriber != nullptr) roles_.subscriber->apply(report);
-    report.apply_seconds = watch.total();
-  }
+Vote ShardedGroup::vote() {
+  Vote vote;
+  if (roles_.subscriber != nullptr) vote.reached = roles_.subscriber->digest();
+  if (roles_.publisher != nullptr) vote.promised = roles_.publisher->result_digests(plan());
+  return vote;
+}
 
-  Vote vote() override {
-    Vote vote;
-    if (roles_.subscriber != nullptr) vote.reached = roles_.subscriber->digest();
-    if (roles_.publisher != nullptr) vote.promised = roles_.publisher->result_digests(group_.plan());
-    return vote;
-  }
+void ShardedGroup::settle(bool committed) {
+  if (roles_.publisher != nullptr) roles_.publisher->settle(committed);
+  if (roles_.subscriber != nullptr) roles_.subscriber->settle(committed);
+}
 
-  void settle(bool committed) override { sparsecast::settle(roles_, committed); }
-
-  void mark_in_doubt() override {
-    if (roles_.publisher != nullptr) roles_.publisher->mark_in_doubt();
-    if (roles_.subscriber != nullptr) roles_.subscriber->mark_in_doubt();
-  }
-
-  ShardedReport report;
-
- private:
-  ShardedGroup& group_;
-  const Roles roles_;
-};
+void ShardedGroup::mark_in_doubt() {
+  if (roles_.publisher != nullptr) roles_.publisher->mark_in_doubt();
+  if (roles_.subscriber != nullptr) roles_.subscriber->mark_in_doubt();
+}
 
 ShardedReport ShardedGroup::sync(const Roles& roles, std::chrono::milliseconds timeout) {
   const Deadline deadline = steady_clock::now() + timeout;
@@ -234,23 +215,27 @@ void ShardedGroup::begin(const Roles& roles, Deadline deadline) {
   if (staged_) throw Error(ErrorCode::kUsage, fmt::format("version {} waits for apply()", last_attempt(roles)));
   if (broken_) throw Error(ErrorCode::kPeerFailed, "the group is broken since an earlier failure: call regroup()");
   broken_ = true;
+  roles_ = roles;
+  report_ = {};
+  if (roles.publisher != nullptr) roles.publisher->begin_attempt();
+  if (roles.subscriber != nullptr) roles.subscriber->begin_attempt();
   const Stopwatch watch;
-  auto attempt = std::make_unique<Attempt>(*this, roles);
-  stage_everywhere(*attempt, world_.voters(), deadline);
-  attempt->report.total_seconds = watch.total();
-  staged_ = std::move(attempt);
+  stage_everywhere(*this, world_.voters(), deadline);
+  report_.total_seconds = watch.total();
+  staged_ = true;
 }
 
 ShardedReport ShardedGroup::finish(const Roles& roles, Deadline deadline) {
   if (!staged_) throw Error(ErrorCode::kUsage, "no version is staged: call receive() first");
-  const std::unique_ptr<Attempt> attempt = std::move(staged_);
+  staged_ = false;
+  roles_ = roles;
   const Stopwatch watch;
-  const StateDigest digest = apply_everywhere(*attempt, world_.voters(), deadline);
+  const StateDigest digest = apply_everywhere(*this, world_.voters(), deadline);
   if (roles.publisher != nullptr) roles.publisher->digest = digest;
   broken_ = false;
-  attempt->report.version = attempt->version();
-  attempt->report.total_seconds += watch.total();
-  return std::move(attempt->report);
+  report_.version = version();
+  report_.total_seconds += watch.total();
+  return std::move(report_);
 }
 
 }  // namespace sparsecast

@@ -184,8 +184,8 @@ struct Roles {
   EngineMember* subscriber = nullptr;
 };
 
-/// One group of trainer and engines, on one rank.
-class ShardedGroup {
+/// One group of trainer and engines, on one rank, and its attempt at the next version.
+class ShardedGroup final : private SyncAttempt {
  public:
   /// Collective; see ShardedPublisher::regroup. The members leave their group, and join the new group once it is
   /// formed.
@@ -194,7 +194,7 @@ class ShardedGroup {
   /// Forms the group as form() does, without joining the members to it.
   ShardedGroup(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
                std::chrono::milliseconds timeout);
-  ~ShardedGroup();
+  ~ShardedGroup() override = default;
   ShardedGroup(const ShardedGroup&) = delete;
   ShardedGroup& operator=(const ShardedGroup&) = delete;
   /// Collective; see ShardedPublisher::sync.
@@ -212,12 +212,19 @@ class ShardedGroup {
   void compare_bases(const Roles& roles, Deadline deadline);
   void find_streams(const Roles& roles);
 
-  class Attempt;
+  std::uint64_t version() const noexcept override;
+  Outcome transfer_and_stage(Deadline deadline) override;
+  void apply() override;
+  Vote vote() override;
+  void settle(bool committed) override;
+  void mark_in_doubt() override;
 
   SyncWorld world_;
   std::vector<SyncTransfer> transfers_;
-  bool broken_ = false;              ///< Also true while a sync is under way.
-  std::unique_ptr<Attempt> staged_;  ///< The attempt between the two halves of a sync.
+  bool broken_ = false;   ///< Also true while a sync is under way.
+  bool staged_ = false;   ///< The attempt is between the two halves of a sync.
+  Roles roles_;           ///< Roles of the rank in the attempt.
+  ShardedReport report_;  ///< Report of the attempt.
 };
 
 }  // namespace sparsecast

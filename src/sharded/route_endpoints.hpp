@@ -14,8 +14,8 @@ namespace sparsecast {
 
 /// Routes that a rank sends: the delta streams of one publisher, in the order in which its transfers take them.
 struct SourceRoutes {
-  std::vector<std::uint32_t> numbers;          ///< By stream: the route's number in the plan.
-  std::unique_ptr<JoinedPublisher> publisher;  ///< Null on a rank that sends nothing.
+  std::vector<std::uint32_t> numbers;         ///< By stream: the route's number in the plan.
+  std::unique_ptr<PublisherState> publisher;  ///< Null on a rank that sends nothing.
 
   /// Returns the stream of a route, which must be one that this rank sends.
   std::size_t stream_of(std::uint32_t route) const;
@@ -30,8 +30,8 @@ struct OwnDestination {
 
 /// Routes that a rank receives: the delta streams of one subscriber, one for each place, in ascending order of routes.
 struct DestinationRoutes {
-  std::vector<OwnDestination> places;            ///< By stream.
-  std::unique_ptr<JoinedSubscriber> subscriber;  ///< Null on a rank that receives nothing.
+  std::vector<OwnDestination> places;           ///< By stream.
+  std::unique_ptr<SubscriberState> subscriber;  ///< Null on a rank that receives nothing.
 
   /// Streams [begin, end) of a route; none where the rank does not receive it.
   struct Streams {

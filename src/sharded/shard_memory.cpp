@@ -12,18 +12,18 @@ std::uint64_t ShardMemory::wire_bytes(std::size_t local) const {
   return local_[local].bytes() / element_size(local_[local].dtype) * element_size(dtypes_[local]);
 }
 
-std::unique_ptr<JoinedPublisher> ShardMemory::make_publisher(JoinedTables tables, std::vector<TensorRef> live,
-                                                             std::vector<TensorRef> held,
-                                                             const PublisherOptions& options) const {
+std::unique_ptr<PublisherState> ShardMemory::make_publisher(JoinedTables tables, std::vector<TensorRef> live,
+                                                            std::vector<TensorRef> held,
+                                                            const PublisherOptions& options) const {
   DetectorOptions detecting;
   detecting.held = std::move(held);
   auto detector = memory_->make_detector(tables.shared(), std::move(live), std::move(detecting));
-  return std::make_unique<JoinedPublisher>(std::move(tables), std::move(detector), options);
+  return std::make_unique<PublisherState>(std::move(tables), std::move(detector), options);
 }
 
-std::unique_ptr<JoinedSubscriber> ShardMemory::make_subscriber(const JoinedTables& tables, std::vector<TensorRef> live,
-                                                               const SubscriberOptions& options) const {
-  return std::make_unique<JoinedSubscriber>(tables, std::move(live), options, *memory_);
+std::unique_ptr<SubscriberState> ShardMemory::make_subscriber(const JoinedTables& tables, std::vector<TensorRef> live,
+                                                              const SubscriberOptions& options) const {
+  return std::make_unique<SubscriberState>(tables, std::move(live), options, *memory_);
 }
 
 std::shared_ptr<ShardMemory> make_shard_memory(const Layout& layout, std::size_t rank, std::vector<TensorRef> local,
@@ -51,7 +51,7 @@ std::shared_ptr<ShardMemory> make_shard_memory(const Layout& layout, std::size_t
     dtypes.push_back(tensor.dtype);
   }
   // cudaStreamPerThread. CUDA's headers define it as a cast, which cannot be a constant expression.
-  if (place != kHostMemory && device.stream == reinterpret_cast<CUstream_st*>(std::uintptr_t{2})) {
+  if (place != kHostMemory && device.cuda_stream == reinterpret_cast<CUstream_st*>(std::uintptr_t{2})) {
     throw Error(ErrorCode::kUsage, "cudaStreamPerThread is another stream on each of the threads that a sync has",
                 fmt::format("rank {}: DeviceOptions::stream", rank));
   }

@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "endpoint/joined_publisher.hpp"
-#include "endpoint/joined_subscriber.hpp"
+#include "endpoint/publisher_state.hpp"
+#include "endpoint/subscriber_state.hpp"
 #include "memory/memory_backend.hpp"
 #include "sparsecast/fanout_plan.hpp"
 #include "sparsecast/layout.hpp"
@@ -60,10 +60,10 @@ class ShardMemory {
   }
 
   /// Create the publisher and the subscriber of routes, one a stream; the references are parallel to the joined table.
-  std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, std::vector<TensorRef> live,
-                                                  std::vector<TensorRef> held, const PublisherOptions& options) const;
-  std::unique_ptr<JoinedSubscriber> make_subscriber(const JoinedTables& tables, std::vector<TensorRef> live,
-                                                    const SubscriberOptions& options) const;
+  std::unique_ptr<PublisherState> make_publisher(JoinedTables tables, std::vector<TensorRef> live,
+                                                 std::vector<TensorRef> held, const PublisherOptions& options) const;
+  std::unique_ptr<SubscriberState> make_subscriber(const JoinedTables& tables, std::vector<TensorRef> live,
+                                                   const SubscriberOptions& options) const;
 
  private:
   std::vector<TensorRef> local_;

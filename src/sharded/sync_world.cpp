@@ -230,14 +230,14 @@ GroupOpener split_nccl_groups(NcclWorldOpener open_world) {
   return [open_world = std::move(open_world)](ControlChannel& world, const FanoutPlan& plan, Deadline deadline) {
     const auto all = open_world(world.split(0, world.rank(), deadline), deadline);
     return split_by_round(plan, world.rank(), [&](int own) -> std::unique_ptr<Transport> {
-      return all->split(own, world.rank(), deadline);
+      return all->split(own, world.rank(), time_left(deadline));
     });
   };
 }
 
 GroupOpener open_nccl_groups(const NcclOptions& options) {
   return split_nccl_groups([options](std::shared_ptr<ControlChannel> control, Deadline deadline) {
-    return NcclTransport::open(std::move(control), options, deadline);
+    return NcclTransport::open(std::move(control), options, time_left(deadline));
   });
 }
 

@@ -46,7 +46,7 @@ void TrainerMember::on_regrouped(const Meeting& meeting) {
 
 void TrainerMember::build(const FanoutPlan& plan, int world_rank) {
   routes_ = {};
-  PublisherOptions publishing{options_.stream, version_, options_.encode, last_attempt_};
+  const PublisherOptions publishing{options_.stream, version_, options_.encode, last_attempt_, {}};
   routes_ = make_source_routes(plan, world_rank, snapshot_, publishing);
 }
 

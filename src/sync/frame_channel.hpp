@@ -36,7 +36,7 @@ struct FrameTransfer {
   static constexpr std::uint32_t kMostHeadRoom = 8136;
 
   FrameChannel* channel = nullptr;
-  int source = 0;  ///< Rank in the channel.
+  int source = 0;  ///< Rank, in the channel, of the sender of the bytes.
   int error = 0;   ///< Not 0: the ErrorCode that keeps the source from sending.
   Bytes head;      ///< At most kMaxHeadBytes.
   /// Expected bytes of the head, a multiple of 8 and equal on all ranks of the channel. This many bytes travel with the
@@ -51,7 +51,7 @@ struct FrameTransfer {
   std::vector<FramePiece> pieces;
   /// Stream for the order of this transfer: its device memory is read or written only after the work that is on the
   /// stream now, and on receivers later work on the stream sees the bytes. Null: no such order is needed.
-  CUstream_st* stream = nullptr;
+  CUstream_st* cuda_stream = nullptr;
 };
 
 class FrameChannel {

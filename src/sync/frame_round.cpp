@@ -51,7 +51,7 @@ void FrameRound::offer(const SyncTransfer& own, FrameHead& head, FrameTransfer& 
       const DeviceDelta& device_delta = *on_devices.emplace_back(&ends_.publisher->on_device_deltas()[route.stream]);
       head.add(device_delta);
       report_.sent_bytes += device_delta.wire_bytes();
-      transfer.stream = device_delta.stream;
+      transfer.cuda_stream = device_delta.cuda_stream;
     } else {
       head.add(delta);
       report_.sent_bytes += delta.wire_bytes();
@@ -207,7 +207,7 @@ void FrameRound::for_each_place(const Take& take) {
 }
 
 void FrameRound::stage() {
-  JoinedSubscriber& subscriber = *ends_.subscriber;
+  SubscriberState& subscriber = *ends_.subscriber;
   std::vector<StreamRecords> on_device;
   for_each_place([&](std::size_t s, Received& received, std::size_t i) {
     const StreamHead& stream = received.head.streams[i];

@@ -58,7 +58,7 @@ class FlatAttempt : public SyncAttempt {
 
 class SourceAttempt final : public FlatAttempt {
  public:
-  SourceAttempt(JoinedPublisher& publisher, Transport& transport, CUevent_st* weights_ready)
+  SourceAttempt(PublisherState& publisher, Transport& transport, CUevent_st* weights_ready)
       : FlatAttempt(transport, transport.rank()), publisher_(publisher), pending_before_(publisher.pending()) {
     ends_.publisher = &publisher;
     ends_.weights_ready = weights_ready;
@@ -75,13 +75,13 @@ class SourceAttempt final : public FlatAttempt {
   /// A delta that the caller has left pending is not this attempt's.
   bool is_pending() const noexcept { return publisher_.pending() && !pending_before_; }
 
-  JoinedPublisher& publisher_;
+  PublisherState& publisher_;
   const bool pending_before_;
 };
 
 class ReceiverAttempt final : public FlatAttempt {
  public:
-  ReceiverAttempt(JoinedSubscriber& subscriber, Transport& transport, int source, const ApplyOrder& order)
+  ReceiverAttempt(SubscriberState& subscriber, Transport& transport, int source, const ApplyOrder& order)
       : FlatAttempt(transport, source), subscriber_(subscriber), order_(order) {
     ends_.subscriber = &subscriber;
   }
@@ -113,7 +113,7 @@ class ReceiverAttempt final : public FlatAttempt {
   std::uint64_t rolled_back = 0;  ///< The version that was applied and rolled back; 0: none.
 
  private:
-  JoinedSubscriber& subscriber_;
+  SubscriberState& subscriber_;
   ApplyOrder order_;
   bool applied_ = false;
 };
@@ -124,12 +124,12 @@ SyncReport sync_send(Publisher& publisher, Transport& transport, std::chrono::mi
                      CUevent_st* weights_ready) {
   const Deadline deadline = steady_clock::now() + timeout;
   const Stopwatch watch;
-  SourceAttempt attempt(publisher.joined(), transport, weights_ready);
+  SourceAttempt attempt(state_of(publisher), transport, weights_ready);
   const Voters voters = ranks_of(transport.control(), transport.rank());
   stage_everywhere(attempt, voters, deadline);
   SyncReport report;
   attempt.report(report);
-  report.changed = publisher.joined().deltas().front().result.changed;
+  report.changed = state_of(publisher).deltas().front().result.changed;
   apply_everywhere(attempt, voters, deadline);
   report.version = publisher.version();
   report.total_seconds = watch.total();
@@ -140,7 +140,7 @@ SyncReport sync_receive(Subscriber& subscriber, Transport& transport, int source
                         const ApplyOrder& order) {
   const Deadline deadline = steady_clock::now() + timeout;
   const Stopwatch watch;
-  ReceiverAttempt attempt(subscriber.joined(), transport, source, order);
+  ReceiverAttempt attempt(state_of(subscriber), transport, source, order);
   const Voters voters = ranks_of(transport.control(), source);
   try {
     stage_everywhere(attempt, voters, deadline);

@@ -101,7 +101,8 @@ class TransferPipeline {
   /// records of three transfers. One waiting transfer is enough to keep the stager busy while the next is received.
   static constexpr std::size_t kMostUnstaged = 1;
 
-  /// Takes the transfers of this rank in their order, which must outlive the pipeline.
+  /// Creates a pipeline that runs `transfers`, the transfers of this rank, in the given order. `steps` has the
+  /// functions that do the work of each transfer. `transfers` must outlive the pipeline.
   TransferPipeline(const std::vector<SyncTransfer>& transfers, TransferSteps steps);
   /// Waits for the pass and the transfer in progress, drops the other transfers, and ends the threads.
   ~TransferPipeline() = default;

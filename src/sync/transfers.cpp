@@ -17,7 +17,7 @@ namespace {
 /// Returns the records of the routes of an own transfer, which have been published: each route's records begin with its
 /// header. They are copies: a transport must own the records that it sends, because after a failure it may still read
 /// them.
-std::vector<Bytes> records_of(const SyncTransfer& transfer, const JoinedPublisher& publisher, TransferReport& report) {
+std::vector<Bytes> records_of(const SyncTransfer& transfer, const PublisherState& publisher, TransferReport& report) {
   std::vector<Bytes> records;
   for (const TransferRoute& route : transfer.routes) {
     const Delta& delta = publisher.deltas()[route.stream];
@@ -33,7 +33,7 @@ std::vector<Bytes> records_of(const SyncTransfer& transfer, const JoinedPublishe
 /// Stages the records of transfers, one transfer after another.
 class RecordStager {
  public:
-  explicit RecordStager(JoinedSubscriber& subscriber) : subscriber_(subscriber) {}
+  explicit RecordStager(SubscriberState& subscriber) : subscriber_(subscriber) {}
 
   void stage(const SyncTransfer& transfer, std::vector<Bytes> records) {
     if (records.empty()) throw Error(ErrorCode::kPeerFailed, "it had nothing to send", transfer.from);
@@ -74,7 +74,7 @@ class RecordStager {
     }
   }
 
-  JoinedSubscriber& subscriber_;
+  SubscriberState& subscriber_;
 };
 
 /// Runs transfers of records in host memory.
@@ -124,7 +124,7 @@ TransferReport pass_records(const std::vector<SyncTransfer>& transfers, const Sy
 }
 
 /// Verifies everything that is still unverified, for all routes. Throws unless all routes have arrived.
-void require_staged(const std::vector<SyncTransfer>& transfers, JoinedSubscriber& subscriber) {
+void require_staged(const std::vector<SyncTransfer>& transfers, SubscriberState& subscriber) {
   for (const SyncTransfer& transfer : transfers) {
     for (const TransferRoute& route : transfer.routes) {
       for (std::size_t s = route.first; s < route.last; ++s) {
@@ -159,7 +159,7 @@ TransferReport run_transfers(const std::vector<SyncTransfer>& transfers, const S
   return report;
 }
 
-void require_held(const JoinedSubscriber& subscriber, const Error& error, ConstBytes header, ConstBytes commit) {
+void require_held(const SubscriberState& subscriber, const Error& error, ConstBytes header, ConstBytes commit) {
   if (error.code() == ErrorCode::kStaleVersion && subscriber.tables().streams() == 1 && !subscriber.dirty()) {
     const CommitRecord last = parse_commit(commit);
     if (last.delta_id == parse_header(header).delta_id && last.version == subscriber.version() &&

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/outcome.hpp"
-#include "endpoint/joined_publisher.hpp"
-#include "endpoint/joined_subscriber.hpp"
+#include "endpoint/publisher_state.hpp"
+#include "endpoint/subscriber_state.hpp"
 #include "sparsecast/transport.hpp"
 
 namespace sparsecast {
@@ -44,10 +44,10 @@ struct SyncTransfer {
 /// The publisher and the subscriber that a rank sends from and receives into. The publisher's streams are the routes of
 /// the rank's own transfers, in order.
 struct SyncEnds {
-  JoinedPublisher* publisher = nullptr;    ///< Null on a rank that sends nothing.
-  JoinedSubscriber* subscriber = nullptr;  ///< Null on a rank that receives nothing.
-  CUevent_st* weights_ready = nullptr;     ///< See Publisher::publish.
-  std::uint64_t version = 0;               ///< For traces; 0: not known.
+  PublisherState* publisher = nullptr;    ///< Null on a rank that sends nothing.
+  SubscriberState* subscriber = nullptr;  ///< Null on a rank that receives nothing.
+  CUevent_st* weights_ready = nullptr;    ///< See Publisher::publish.
+  std::uint64_t version = 0;              ///< For traces; 0: not known.
 };
 
 /// Result of the transfers of a sync on one rank.
@@ -79,6 +79,6 @@ TransferReport run_transfers(const std::vector<SyncTransfer>& transfers, const S
 
 /// Handles an error of staging into `subscriber`, which has a single stream. Returns when the only reason is that the
 /// subscriber already holds the version of the records, with the same digest; throws the error otherwise.
-void require_held(const JoinedSubscriber& subscriber, const Error& error, ConstBytes header, ConstBytes commit);
+void require_held(const SubscriberState& subscriber, const Error& error, ConstBytes header, ConstBytes commit);
 
 }  // namespace sparsecast

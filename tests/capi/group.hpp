@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "sparsecast/rendezvous.hpp"
 #include "sparsecast/sparsecast.h"
+#include "sparsecast/tcp_transport.hpp"
 
 namespace sparsecast::test {
 

@@ -11,7 +11,7 @@ int main() {
   auto table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"weight", DType::kBF16, {4}}});
   std::array<std::uint16_t, 4> trainer = {0x3F80, 0x4000, 0x4040, 0x4080};
   std::array<std::uint16_t, 4> engine = trainer;
-  Publisher publisher(table, make_detector(table, {ref_to((*table)[0], trainer.data())}), {});
+  Publisher publisher(table, {ref_to((*table)[0], trainer.data())}, {});
   Subscriber subscriber(table, {ref_to((*table)[0], engine.data())}, {});
   trainer[2] = 0x4041;  // The optimizer step.
   subscriber.stage(publisher.publish());

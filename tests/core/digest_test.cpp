@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sparsecast/digest.hpp"
+#include "sparsecast/tensor.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sparsecast/hash.hpp"
+#include "sparsecast/digest.hpp"
 
 #include <gtest/gtest.h>
 

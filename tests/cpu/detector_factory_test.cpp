@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "core/word.hpp"
+#include "memory/memory_backend.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
 #include "support/expect_error.hpp"

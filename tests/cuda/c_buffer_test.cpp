@@ -93,7 +93,7 @@ void run_ranks(const std::function<void(const std::shared_ptr<Communicator>&, Mi
     NcclOptions options;
     options.device = control->rank();
     auto transport =
-        std::make_unique<NcclTransport>(NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
+        std::make_unique<NcclTransport>(NcclGroup::form(fake.runtime(), control, options, nullptr, in(20s)));
     scConfig_t config = SC_CONFIG_INITIALIZER;
     config.timeout_ms = 30000;
     body(std::make_shared<Communicator>(control, config, std::move(transport), device), device);

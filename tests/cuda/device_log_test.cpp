@@ -108,13 +108,11 @@ class DeviceLog : public ::testing::TestWithParam<bool> {
   }
 
   std::unique_ptr<LogPublisher> publisher() {
-    DetectorOptions detection;
-    detection.pinned = GetParam();
-    detection.device.device = 0;
     LogPublisherOptions options;
+    options.detection.pinned = GetParam();
+    options.detection.device.device = 0;
     options.deadline = kLong;
-    return std::make_unique<LogPublisher>(store_, fs_, LogTrust{}, model_.table(),
-                                          make_detector(model_.table(), live_->refs(), detection), options);
+    return std::make_unique<LogPublisher>(store_, fs_, LogTrust{}, model_.table(), live_->refs(), options);
   }
 
   /// An engine that holds `weights`, and follows.

@@ -172,7 +172,7 @@ TEST(DeviceShardedErrors, WhatDoesNotFitIsRefusedByName) {
   compressed.encode.zstd_level = 1;
   expect_error(ErrorCode::kUnsupported, [&] { make(storage.pointers(), compressed); }, {"zstd"});
   DeviceOptions each_its_own;
-  each_its_own.stream = reinterpret_cast<cudaStream_t>(std::uintptr_t{2});  // cudaStreamPerThread
+  each_its_own.cuda_stream = reinterpret_cast<cudaStream_t>(std::uintptr_t{2});  // cudaStreamPerThread
   expect_error(ErrorCode::kUsage, [&] { make(storage.pointers(), {}, each_its_own); }, {"cudaStreamPerThread"});
 }
 

@@ -54,7 +54,7 @@ struct Group {
       NcclOptions options;
       options.device = control->rank();
       options.staging_bytes = 8192;  // Less than a frame, which does not pass through it.
-      NcclTransport transport(NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
+      NcclTransport transport(NcclGroup::form(fake.runtime(), control, options, nullptr, in(20s)));
       body(control->rank(), transport);
     });
     EXPECT_EQ(fake.misuses(), "");

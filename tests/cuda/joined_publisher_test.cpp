@@ -3,7 +3,7 @@
 // One publisher of several delta streams, on the host and on a device, against a publisher for each stream: the same
 // bytes, version after version, and on a device a cost that does not depend on the number of streams.
 
-#include "endpoint/joined_publisher.hpp"
+#include "endpoint/publisher_state.hpp"
 #include "support/detectors.hpp"
 
 #include <gtest/gtest.h>
@@ -80,13 +80,13 @@ TEST_P(JoinedPublishers, EncodeEveryStreamAsAPublisherOfItsOwnDoes) {
       on_host.push_back(host[t].data());
       on_device.push_back(device[t]);
     }
-    JoinedPublisher joined(tables, host_snapshot(tables.all(), views(host)), options);
+    PublisherState joined(tables, host_snapshot(tables.all(), views(host)), options);
     const DeviceOptions chunks{.chunk_bytes = random.chance(0.5) ? random.between(1, 100'000) : 1'000'000};
     const std::vector<const void*> d_live(on_device.begin(), on_device.end());
-    JoinedPublisher joined_on_device(tables,
-                                     random.chance(0.7) ? device_snapshot(tables.shared(), d_live, chunks)
-                                                        : pinned_snapshot(tables.shared(), d_live, chunks),
-                                     options);
+    PublisherState joined_on_device(tables,
+                                    random.chance(0.7) ? device_snapshot(tables.shared(), d_live, chunks)
+                                                       : pinned_snapshot(tables.shared(), d_live, chunks),
+                                    options);
     EXPECT_EQ(joined.digests(), joined_on_device.digests());
 
     for (std::uint64_t version = 1; version <= 4; ++version) {
@@ -138,7 +138,7 @@ emulation::RuntimeCounts cost_of(std::size_t streams) {
   DeviceState live(element_sizes(joined.all()), zeros, 0);
   std::vector<const void*> d_live;
   for (std::size_t t = 0; t < kTensors; ++t) d_live.push_back(live[t]);
-  JoinedPublisher publisher(joined, device_snapshot(joined.shared(), d_live), {});
+  PublisherState publisher(joined, device_snapshot(joined.shared(), d_live), {});
   emulation::RuntimeCounts cost;
   for (std::uint64_t version = 1; version <= 3; ++version) {
     for (std::size_t t = 0; t < kTensors; ++t) {
@@ -152,7 +152,7 @@ emulation::RuntimeCounts cost_of(std::size_t streams) {
   return cost;
 }
 
-TEST(JoinedPublisher, CostsADeviceTheSameWhateverTheNumberOfStreams) {
+TEST(PublisherState, CostsADeviceTheSameWhateverTheNumberOfStreams) {
   const emulation::RuntimeCounts one = cost_of(1);
   EXPECT_EQ(one.queries, 1U);
   EXPECT_EQ(one.late_loads, 0U);

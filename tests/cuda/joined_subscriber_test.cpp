@@ -3,7 +3,7 @@
 // One subscriber of several delta streams, on the host and on a device, against a subscriber for each stream: the same
 // bytes and digests, applied or rolled back, and the same refusals.
 
-#include "endpoint/joined_subscriber.hpp"
+#include "endpoint/subscriber_state.hpp"
 
 #include <gtest/gtest.h>
 
@@ -56,7 +56,7 @@ class Received {
 };
 
 /// Stages the records of all streams, one stream's next after another's.
-void stage_all(JoinedSubscriber& joined, const std::vector<Bytes>& headers,
+void stage_all(SubscriberState& joined, const std::vector<Bytes>& headers,
                const std::vector<std::vector<Bytes>>& frames, const std::vector<Bytes>& commits) {
   for (std::size_t s = 0; s < headers.size(); ++s) joined.stage(s, headers[s]);
   std::size_t longest = 0;
@@ -71,7 +71,7 @@ void stage_all(JoinedSubscriber& joined, const std::vector<Bytes>& headers,
 }
 
 /// Stages frames that lie in memory of the device, all at once.
-void stage_on_device(JoinedSubscriber& joined, const std::vector<Bytes>& headers,
+void stage_on_device(SubscriberState& joined, const std::vector<Bytes>& headers,
                      const std::vector<std::vector<Bytes>>& frames, const std::vector<Bytes>& commits,
                      std::vector<SharedBytes>& memory) {
   for (std::size_t s = 0; s < headers.size(); ++s) joined.stage(s, headers[s]);
@@ -106,8 +106,8 @@ TEST_P(JoinedSubscribers, HoldWhatSubscribersOfTheirOwnHold) {
     for (std::size_t t = 0; t < host.size(); ++t) device_tensors.push_back(ref_to(tables.all()[t], device[t], 0));
     SubscriberOptions options;
     options.threads = static_cast<int>(random.between(1, 3));
-    JoinedSubscriber joined(tables, host_tensors, options);
-    JoinedSubscriber on_device(tables, device_tensors, options, with_ordinal({}));
+    SubscriberState joined(tables, host_tensors, options);
+    SubscriberState on_device(tables, device_tensors, options, with_ordinal({}));
     std::vector<SharedBytes> memory;
 
     for (std::uint64_t version = 1; version <= 3; ++version) {
@@ -179,12 +179,12 @@ TEST_P(JoinedSubscribers, HoldWhatSubscribersOfTheirOwnHold) {
   });
 }
 
-TEST(JoinedSubscriber, TakesTheFramesOfAllStreamsAtOnce) {
+TEST(SubscriberState, TakesTheFramesOfAllStreamsAtOnce) {
   if (!device_present()) GTEST_SKIP() << "no device";
   const auto table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"t", DType::kBF16, {100}}});
   DeviceState device({2, 2}, TensorState(2, Bytes(200)), 0);
-  JoinedSubscriber joined(JoinedTables({table, table}),
-                          {ref_to((*table)[0], device[0], 0), ref_to((*table)[0], device[1], 0)}, {});
+  SubscriberState joined(JoinedTables({table, table}),
+                         {ref_to((*table)[0], device[0], 0), ref_to((*table)[0], device[1], 0)}, {});
   TensorState weights(1, Bytes(200));
   Publisher publisher(table, host_snapshot(*table, views(weights)), {});
   weights[0][8] = std::byte{1};

@@ -125,7 +125,7 @@ void SceneRank::publish() {
 DeviceOptions SceneRank::device() const {
   DeviceOptions options;
   options.chunk_bytes = 100'000;
-  if (stream_) options.stream = stream_->get();
+  if (stream_) options.cuda_stream = stream_->get();
   return options;
 }
 

@@ -12,7 +12,7 @@
 
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/streams.hpp"
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "sparsecast/sharded.hpp"
 #include "support/hashed_weights.hpp"
 #include "tests/cuda/device_access.hpp"

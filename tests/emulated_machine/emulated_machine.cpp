@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <string>
 
-#include "sparsecast/devices.hpp"
+#include "sparsecast/device.hpp"
 #include "tests/support/fake_nccl.hpp"
 #include "transport/nccl/nccl_library.hpp"
 

@@ -2,7 +2,7 @@
 
 // The prediction of a sync: small cases computed by hand, and what holds for every model.
 
-#include "sparsecast/plan_cost.hpp"
+#include "sparsecast/fanout_plan.hpp"
 
 #include <gtest/gtest.h>
 

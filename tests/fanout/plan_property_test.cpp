@@ -10,6 +10,7 @@
 
 #include "sparsecast/digest.hpp"
 #include "sparsecast/fanout_plan.hpp"
+#include "sparsecast/tensor.hpp"
 #include "support/random.hpp"
 #include "support/random_layouts.hpp"
 

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <set>
 
-#include "sparsecast/plan_cost.hpp"
+#include "sparsecast/fanout_plan.hpp"
 #include "support/random.hpp"
 
 namespace sparsecast {

@@ -9,7 +9,7 @@
 #include <unordered_map>
 
 #include "sparsecast/fanout_plan.hpp"
-#include "sparsecast/layout_json.hpp"
+#include "sparsecast/layout.hpp"
 
 namespace sparsecast {
 namespace {

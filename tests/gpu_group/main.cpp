@@ -23,10 +23,10 @@
 #include <thread>
 
 #include "gpu_group/member.hpp"
-#include "sparsecast/devices.hpp"
+#include "sparsecast/device.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/nccl_transport.hpp"
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "gpu_group/member.hpp"
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 
 namespace sparsecast::test {
 

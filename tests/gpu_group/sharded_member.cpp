@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "gpu_group/meeting_place.hpp"
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "sparsecast/sharded.hpp"
 #include "tests/support/hashed_weights.hpp"
 

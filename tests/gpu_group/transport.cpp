@@ -12,10 +12,10 @@ class NcclGroupChannel final : public GroupChannel {
     NcclOptions options;
     options.device = 0;
     options.staging_bytes = std::uint64_t{1} << 20;  // Several pieces for each version.
-    transport_ = NcclTransport::open(std::move(control), options, deadline);
+    transport_ = NcclTransport::open(std::move(control), options, time_left(deadline));
   }
   void reform(std::shared_ptr<ControlChannel> members, Deadline deadline) override {
-    transport_ = transport_->reform(std::move(members), deadline);
+    transport_ = transport_->reform(std::move(members), time_left(deadline));
   }
   Transport& transport() override { return *transport_; }
   NcclTransport* nccl() override { return transport_.get(); }

@@ -11,7 +11,7 @@
 #include "interop/formats/patch_store.hpp"
 #include "interop/formats/tensor_checksum.hpp"
 #include "interop/interop_scene.hpp"
-#include "sparsecast/patch_payloads.hpp"
+#include "sparsecast/interop.hpp"
 #include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 

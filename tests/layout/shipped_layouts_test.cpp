@@ -9,7 +9,7 @@
 #include <map>
 
 #include "fanout/layout_oracle.hpp"
-#include "sparsecast/layout_json.hpp"
+#include "sparsecast/layout.hpp"
 
 namespace sparsecast {
 namespace {

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "fanout/layout_oracle.hpp"
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "support/expect_error.hpp"
 
 namespace sparsecast {

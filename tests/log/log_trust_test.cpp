@@ -4,7 +4,7 @@
 
 #include "log/format/log_keys.hpp"
 #include "log/log_fixture.hpp"
-#include "sparsecast/signing.hpp"
+#include "sparsecast/delta_log.hpp"
 
 namespace sparsecast::test {
 namespace {

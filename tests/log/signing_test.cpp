@@ -2,7 +2,7 @@
 
 // Keys and signatures: RFC 8032's own vector, and the files that keys are kept in.
 
-#include "sparsecast/signing.hpp"
+#include "sparsecast/delta_log.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 
 namespace sparsecast::bench {
 namespace {

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "fanout/flat_box.hpp"
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "sparsecast/sharded.hpp"
 #include "support/expect_error.hpp"
 #include "support/hashed_weights.hpp"

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "sharded/group_sync.hpp"
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "sparsecast/nccl_transport.hpp"
 #include "support/detectors.hpp"
 #include "support/expect_error.hpp"

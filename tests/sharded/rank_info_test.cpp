@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "support/random.hpp"
 #include "transport/tcp/meeting.hpp"
 

@@ -8,7 +8,7 @@
 
 #include <cstdio>
 
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "sparsecast/sharded.hpp"
 #include "support/expect_error.hpp"
 #include "support/forwarding_control.hpp"

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "support/expect_error.hpp"
 #include "support/hashed_weights.hpp"
 #include "transport/tcp/meeting.hpp"

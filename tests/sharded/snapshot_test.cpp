@@ -6,7 +6,7 @@
 #include <map>
 #include <numeric>
 
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "support/masters.hpp"
 #include "support/random_layouts.hpp"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "memory/publisher_backend.hpp"
+#include "memory/memory_backend.hpp"
 #include "sparsecast/detector.hpp"
 
 namespace sparsecast::test {

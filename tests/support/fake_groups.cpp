@@ -18,7 +18,7 @@ GroupOpener FakeGroups::open(int rank) {
   options.staging_bytes = kStagingBytes;
   return split_nccl_groups([this, options](std::shared_ptr<ControlChannel> world, Deadline deadline) {
     return std::make_unique<NcclTransport>(
-        NcclTransport::Group::form(fake_->runtime(), std::move(world), options, nullptr, deadline));
+        NcclGroup::form(fake_->runtime(), std::move(world), options, nullptr, deadline));
   });
 }
 

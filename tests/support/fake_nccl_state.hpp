@@ -15,7 +15,7 @@
 #include <thread>
 #include <utility>
 
-#include "sparsecast/hash.hpp"
+#include "sparsecast/digest.hpp"
 #include "tests/support/fake_device.hpp"
 #include "tests/support/fake_nccl.hpp"
 

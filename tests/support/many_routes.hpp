@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "support/hashed_weights.hpp"
 
 namespace sparsecast::test {

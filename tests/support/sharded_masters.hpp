@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "sparsecast/sharded.hpp"
 #include "support/hashed_weights.hpp"
 #include "support/masters.hpp"

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "sparsecast/tensor_table.hpp"
+#include "sparsecast/tensor.hpp"
 #include "support/random.hpp"
 
 namespace sparsecast::test {

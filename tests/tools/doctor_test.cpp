@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 #include "tests/tools/tool_fixture.hpp"
 #include "tools/doctor/doctor.hpp"
 

@@ -10,8 +10,7 @@
 #include <set>
 
 #include "sparsecast/fanout_plan.hpp"
-#include "sparsecast/layout_json.hpp"
-#include "sparsecast/plan_cost.hpp"
+#include "sparsecast/layout.hpp"
 #include "tools/plan/plan_names.hpp"
 #include "tools/tool_fixture.hpp"
 

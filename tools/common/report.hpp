@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sparsecast/hash.hpp"
+#include "sparsecast/digest.hpp"
 #include "tools/common/cli.hpp"
 
 namespace sparsecast::tools {

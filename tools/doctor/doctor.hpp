@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "sparsecast/devices.hpp"
-#include "sparsecast/network.hpp"
+#include "sparsecast/device.hpp"
+#include "sparsecast/tcp_transport.hpp"
 
 namespace sparsecast::tools {
 

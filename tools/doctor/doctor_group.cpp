@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sparsecast/nccl_transport.hpp"
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 #include "sparsecast/version.hpp"
 #include "tools/common/report.hpp"
 #include "tools/doctor/doctor.hpp"
@@ -131,12 +131,12 @@ void check_devices(const std::vector<json>& ranks, std::vector<Check>& checks) {
 
 void smoke_test(const std::shared_ptr<Rendezvous>& group, const DoctorFlags& flags, const MachineFacts& facts,
                 std::vector<Check>& checks) {
-  const Deadline deadline =
-      steady_clock::now() + std::chrono::milliseconds(static_cast<std::int64_t>(flags.timeout_seconds * 1000));
+  const std::chrono::milliseconds timeout(static_cast<std::int64_t>(flags.timeout_seconds * 1000));
+  const Deadline deadline = steady_clock::now() + timeout;
   try {
     NcclOptions options;
     options.device = facts.device;
-    const auto channel = NcclTransport::open(group, options, deadline);
+    const auto channel = NcclTransport::open(group, options, timeout);
     std::vector<Bytes> records;
     double best = 0;
     for (int round = 0; round < kSmokeRounds; ++round) {

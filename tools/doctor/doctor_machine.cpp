@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "sparsecast/nccl_transport.hpp"
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 #include "sparsecast/version.hpp"
 #include "tools/common/report.hpp"
 #include "tools/doctor/doctor.hpp"

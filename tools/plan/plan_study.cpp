@@ -7,7 +7,7 @@
 #include <chrono>
 
 #include "sparsecast/error.hpp"
-#include "sparsecast/layout_json.hpp"
+#include "sparsecast/layout.hpp"
 #include "tools/common/report.hpp"
 
 namespace sparsecast::tools {

@@ -10,7 +10,6 @@
 
 #include "sparsecast/fanout_plan.hpp"
 #include "sparsecast/io.hpp"
-#include "sparsecast/plan_cost.hpp"
 #include "tools/plan/plan_names.hpp"
 
 namespace sparsecast::tools {

@@ -74,7 +74,10 @@ class Fields:
 
 
 def read_document(data: bytes, file: str) -> Fields:
-    """Parses a document. Raises UsageError for what is no JSON object."""
+    """Returns the fields of the JSON object in `data`. `file` is the name that errors give for it.
+
+    Raises UsageError if `data` is not valid JSON, or if its value is not an object.
+    """
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -15,8 +15,8 @@ not known is refused by name, never left out. Which part is held to what: ``docs
 from __future__ import annotations
 
 from .layout import megatron_layout, megatron_tensors
+from .master_shards import MasterShard, master_shards
 from .naming import LLAMA, MIXTRAL, SHARED_EXPERTS, Naming
-from .optimizer import MasterShard, master_shards
 from .rules import ParallelState
 
 __all__ = [

@@ -124,7 +124,7 @@ class Statistics:
         return sum(row.changed for row in self.steps)
 
     def ulp_entropy(self) -> float:
-        """Entropy in bits a change of the signed ULP steps."""
+        """Returns the entropy of the signed ULP steps, in bits per changed element."""
         return entropy(list(self.ulps.values()))
 
     def _begin(self, version: Version) -> None:

@@ -17,7 +17,6 @@
 
 #include "interop/formats/patch_store.hpp"
 #include "sparsecast/interop.hpp"
-#include "sparsecast/patch_payloads.hpp"
 
 namespace sparsecast::packed {
 

@@ -9,7 +9,7 @@
 
 #include "interop/formats/directory_output.hpp"
 #include "sparsecast/error.hpp"
-#include "sparsecast/patch_payloads.hpp"
+#include "sparsecast/interop.hpp"
 
 namespace sparsecast {
 namespace {

@@ -12,8 +12,9 @@
 
 #include "core/utf8.hpp"
 #include "core/word.hpp"
+#include "sparsecast/digest.hpp"
 #include "sparsecast/error.hpp"
-#include "sparsecast/hash.hpp"
+#include "sparsecast/tensor.hpp"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "sparsecast/delta.hpp"
-#include "sparsecast/dtype.hpp"
+#include "sparsecast/tensor.hpp"
 
 namespace sparsecast {
 

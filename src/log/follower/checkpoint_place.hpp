@@ -4,7 +4,6 @@
 #include <string>
 
 #include "sparsecast/digest.hpp"
-#include "sparsecast/hash.hpp"
 #include "sparsecast/io.hpp"
 
 namespace sparsecast {
@@ -46,14 +45,18 @@ class CheckpointPlace {
   /// replace it. Without hard links, copies the small files durably. The caller syncs the names.
   void carry_over(const std::string& directory);
 
-  /// Functions for replacing a single file that has an undo record. The record is wrong for the new file: it must not
-  /// be lost before the replacement, nor believed after it. begin_seed() writes a note of the new digest. end_seed()
-  /// removes record and note, forget_seed() only the note. After a crash, is_seeded() tells whether the file, given its
-  /// digest, is the new one.
+  /// begin_seed() to is_seeded() are for replacing a single file that has an undo record. The record is wrong for the
+  /// new file: it must not be lost before the replacement, nor believed after it. begin_seed() is called before the
+  /// replacement; it durably writes a note of `expected`, the digest of the new file.
   void begin_seed(const StateDigest& expected);
+  /// Ends a replacement that succeeded: removes the undo record, then the note.
   void end_seed();
+  /// Ends a replacement that did not take place: removes the note and keeps the undo record.
   void forget_seed();
+  /// Returns whether the note exists, so that a replacement has begun and not ended.
   bool seeding();
+  /// Returns whether the file at path(), whose digest is `found`, is the new file that the note names. For recovery
+  /// after a crash; the note must exist.
   bool is_seeded(const StateDigest& found);
 
  private:

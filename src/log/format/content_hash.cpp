@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sparsecast/content_hash.hpp"
+#include "sparsecast/delta.hpp"
 
 #include <fmt/format.h>
 

@@ -16,9 +16,8 @@
 #include <optional>
 #include <string>
 
-#include "sparsecast/content_hash.hpp"
 #include "sparsecast/delta.hpp"
-#include "sparsecast/signing.hpp"
+#include "sparsecast/delta_log.hpp"
 
 namespace sparsecast {
 

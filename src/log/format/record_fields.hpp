@@ -8,10 +8,10 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "sparsecast/content_hash.hpp"
+#include "sparsecast/delta.hpp"
+#include "sparsecast/delta_log.hpp"
+#include "sparsecast/digest.hpp"
 #include "sparsecast/error.hpp"
-#include "sparsecast/hash.hpp"
-#include "sparsecast/signing.hpp"
 
 namespace sparsecast {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sparsecast/signing.hpp"
+#include "sparsecast/delta_log.hpp"
 
 #include <fmt/format.h>
 

@@ -21,7 +21,7 @@
 #include "core/interrupt.hpp"
 #include "core/process_mark.hpp"
 #include "log/publisher/log_maintenance.hpp"
-#include "memory/publisher_backend.hpp"
+#include "memory/memory_backend.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -267,6 +267,12 @@ LogPublisher::LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, c
   State::start_threads(state_);
   if (state_->maintenance) state_->maintenance->request();
 }
+
+LogPublisher::LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, const LogTrust& trust,
+                           std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
+                           LogPublisherOptions options, EncodeOptions encode)
+    : LogPublisher(std::move(store), fs, trust, table,  // Not moved: the detector shares it.
+                   make_detector(table, std::move(live), options.detection), std::move(options), encode) {}
 
 LogPublisher::~LogPublisher() {
   if (state_->process.is_here()) {

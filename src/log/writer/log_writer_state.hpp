@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "sparsecast/content_hash.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/delta_log.hpp"
 

@@ -22,8 +22,10 @@ enum class MessageType : std::uint32_t {
   kBroadcast = 4,
   kVote = 5,
   kDecision = 6,
-  kAbort = 7,   ///< Either way, at any time: the sender gives up; text says why.
-  kLeave = 8,   ///< Either way: the sender has done its part and closes in good order.
+  /// From the hub or a member, at any time: the sender gives up. The body holds the error code and the text of the
+  /// reason (abort_body).
+  kAbort = 7,
+  kLeave = 8,   ///< From the hub or a member: the sender has done its part and closes in good order.
   kReduce = 9,  ///< Member: one rank's part of reduce. Hub: the result of all parts.
 };
 

@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <numeric>
 
+#include "sparsecast/digest.hpp"
 #include "sparsecast/error.hpp"
-#include "sparsecast/hash.hpp"
 
 namespace sparsecast {
 namespace {

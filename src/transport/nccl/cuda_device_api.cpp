@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "sparsecast/devices.hpp"
+#include "sparsecast/device.hpp"
 
 namespace sparsecast {
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <map>
 
-#include "sparsecast/hash.hpp"
+#include "sparsecast/digest.hpp"
 
 extern char** environ;
 

@@ -27,13 +27,12 @@
 
 namespace sparsecast {
 
-NcclTransport::Group::Group(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
-                            const NcclOptions& options)
+NcclGroup::NcclGroup(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control, const NcclOptions& options)
     : runtime_(runtime), control_(std::move(control)), options_(options), watchdog_(*runtime.functions, control_) {
   report_.library = runtime.info;
 }
 
-NcclTransport::Group::~Group() {
+NcclGroup::~NcclGroup() {
   if (communicator_ == nullptr) return;
   const NcclFunctions& nccl = *runtime_.functions;
   const int device = staging_->device();
@@ -48,13 +47,13 @@ NcclTransport::Group::~Group() {
   if (!gone) keep_device_memory();
 }
 
-std::string NcclTransport::Group::context(const char* phase) const {
+std::string NcclGroup::context(const char* phase) const {
   return fmt::format("nccl channel, rank {} of {}: {}", rank(), size(), phase);
 }
 
 /// Marks the group broken, tells the other ranks, and begins to stop the communicator. Returns false if the group was
 /// already broken.
-bool NcclTransport::Group::give_up(const Error& error) noexcept {
+bool NcclGroup::give_up(const Error& error) noexcept {
   if (broken_) return false;
   try {
     broken_ = error.message();
@@ -68,13 +67,13 @@ bool NcclTransport::Group::give_up(const Error& error) noexcept {
   return true;
 }
 
-void NcclTransport::Group::abort_for_good() noexcept {
+void NcclGroup::abort_for_good() noexcept {
   aborting_ = begin_abort(*runtime_.functions, *runtime_.device, staging_->device(),
                           std::exchange(communicator_, nullptr), std::move(made_));
   registrations_.clear();
 }
 
-void NcclTransport::Group::fail(std::span<Group* const> groups, const Error& error) noexcept {
+void NcclGroup::fail(std::span<NcclGroup* const> groups, const Error& error) noexcept {
   const std::shared_ptr<Staging>& staging = groups.front()->staging_;
   std::optional<DeviceApiGuard> on_device;
   try {
@@ -82,22 +81,23 @@ void NcclTransport::Group::fail(std::span<Group* const> groups, const Error& err
   } catch (const Error&) {  // The other ranks are told of the failure anyway.
   }
   bool any = false;
-  for (Group* const group : groups) any = group->give_up(error) || any;
+  for (NcclGroup* const group : groups) any = group->give_up(error) || any;
   if (!any) return;
   const Deadline deadline = stop_deadline();
   bool stopped = true;
-  for (Group* const group : groups) {
+  for (NcclGroup* const group : groups) {
     if (!std::exchange(group->revoking_, false)) continue;
     if (!finish_revoke(*group->runtime_.functions, group->communicator_, deadline)) group->abort_for_good();
   }
-  for (Group* const group : groups) stopped = finish_abort(std::exchange(group->aborting_, {}), deadline) && stopped;
+  for (NcclGroup* const group : groups)
+    stopped = finish_abort(std::exchange(group->aborting_, {}), deadline) && stopped;
   // The error returns the caller's memory, so no work may use it any more. If some work still may, frames and staging
   // memory are never freed, and this process forms no further group, because its frames would be in that memory.
   if (!stopped || (staging && !staging->becomes_idle())) keep_device_memory();
 }
 
-std::unique_ptr<NcclTransport::Group> NcclTransport::Group::split(int color, int key, Deadline deadline) {
-  return guard("split", [&]() -> std::unique_ptr<Group> {
+std::unique_ptr<NcclGroup> NcclGroup::split(int color, int key, Deadline deadline) {
+  return guard("split", [&]() -> std::unique_ptr<NcclGroup> {
     const NcclFunctions& nccl = *runtime_.functions;
     ++sequence_;  // Counted on every rank, even without a part.
     resume(deadline);
@@ -110,7 +110,7 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::split(int color, int
     watchdog_.settle(communicator_, deadline, "ncclCommSplit");
     const ncclComm_t part = *std::exchange(made_, nullptr);
     if (!control) return nullptr;
-    std::unique_ptr<Group> channel(new Group(runtime_, control, options_));
+    std::unique_ptr<NcclGroup> channel(new NcclGroup(runtime_, control, options_));
     channel->staging_ = staging_;
     channel->communicator_ = part;
     channel->report_ = report_;
@@ -128,8 +128,7 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::split(int color, int
   });
 }
 
-std::unique_ptr<NcclTransport::Group> NcclTransport::Group::reform(std::shared_ptr<ControlChannel> members,
-                                                                   Deadline deadline) {
+std::unique_ptr<NcclGroup> NcclGroup::reform(std::shared_ptr<ControlChannel> members, Deadline deadline) {
   const DeviceApiGuard on_device = staging_->enter();
   const auto use_up = [this] {
     // Later calls report it, and the destructor stops the rest of the old group.
@@ -149,37 +148,37 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::reform(std::shared_p
   }
 }
 
-void NcclTransport::Group::abort(const std::string& reason) noexcept {
+void NcclGroup::abort(const std::string& reason) noexcept {
   try {
     fail(Error(ErrorCode::kPeerFailed, reason));
   } catch (...) {
   }
 }
 
-void NcclTransport::Group::settle(std::span<Group* const> groups, Deadline deadline, const char* what) {
+void NcclGroup::settle(std::span<NcclGroup* const> groups, Deadline deadline, const char* what) {
   const auto all_settled = [&] {
     return std::ranges::all_of(
-        groups, [](const Group* group) { return settled(*group->runtime_.functions, group->communicator_); });
+        groups, [](const NcclGroup* group) { return settled(*group->runtime_.functions, group->communicator_); });
   };
   wait_for(groups, all_settled, deadline, what);
 }
 
-void NcclTransport::Group::resume(std::span<Group* const> groups, Deadline deadline) {
-  std::vector<Group*> suspended;
-  std::ranges::copy_if(groups, std::back_inserter(suspended), &Group::suspended_);
+void NcclGroup::resume(std::span<NcclGroup* const> groups, Deadline deadline) {
+  std::vector<NcclGroup*> suspended;
+  std::ranges::copy_if(groups, std::back_inserter(suspended), &NcclGroup::suspended_);
   if (suspended.empty()) return;
   settle(suspended, deadline, "ncclCommSuspend");
   // All at the same time, because other ranks may list the channels of a round in another order.
-  for (const Group* group : suspended) {
+  for (const NcclGroup* group : suspended) {
     check_nccl(*group->runtime_.functions, group->runtime_.functions->comm_resume(group->communicator_),
                group->communicator_, "ncclCommResume");
   }
   settle(suspended, deadline, "ncclCommResume");
-  for (Group* const group : suspended) group->suspended_ = false;
+  for (NcclGroup* const group : suspended) group->suspended_ = false;
 }
 
-void NcclTransport::Group::suspend(std::span<Group* const> groups) {
-  for (Group* const group : groups) {
+void NcclGroup::suspend(std::span<NcclGroup* const> groups) {
+  for (NcclGroup* const group : groups) {
     if (!group->report_.suspends || group->suspended_ || group->size() == 1) continue;
     group->suspended_ = true;
     check_nccl(*group->runtime_.functions,
@@ -190,7 +189,7 @@ void NcclTransport::Group::suspend(std::span<Group* const> groups) {
 
 /// Resumes a suspended communicator before it is destroyed, because NCCL cannot free a suspended one. All ranks of the
 /// communicator must call it. Returns false if that fails or takes more than 5 s.
-bool NcclTransport::Group::wake_up() noexcept {
+bool NcclGroup::wake_up() noexcept {
   constexpr std::chrono::seconds kPatience{5};
   try {
     if (broken_ || control_->aborted()) return false;
@@ -210,7 +209,7 @@ constexpr std::uint64_t kSmallestStaging = 4096;
 
 }  // namespace
 
-NcclRankInfo NcclTransport::Group::rank_info(const Group* old) const {
+NcclRankInfo NcclGroup::rank_info(const NcclGroup* old) const {
   const NcclFunctions& nccl = *runtime_.functions;
   NcclRankInfo own;
   own.nccl_version = nccl.version;
@@ -239,10 +238,8 @@ NcclRankInfo NcclTransport::Group::rank_info(const Group* old) const {
   return own;
 }
 
-std::unique_ptr<NcclTransport::Group> NcclTransport::Group::form(const NcclRuntime& runtime,
-                                                                 std::shared_ptr<ControlChannel> control,
-                                                                 const NcclOptions& options, Group* old,
-                                                                 Deadline deadline) {
+std::unique_ptr<NcclGroup> NcclGroup::form(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
+                                           const NcclOptions& options, NcclGroup* old, Deadline deadline) {
   if (options.staging_bytes < kSmallestStaging) {
     throw Error(ErrorCode::kUsage, fmt::format("staging buffers of {} bytes; at least {} are needed",
                                                options.staging_bytes, kSmallestStaging));
@@ -253,7 +250,7 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::form(const NcclRunti
                 fmt::format("{} CTAs of a communicator, {} of a broadcast", options.max_ctas, options.broadcast_ctas));
   }
   if (options.profiler_tag >> 63 != 0) throw Error(ErrorCode::kUsage, "a profiler tag of 2^63 or more");
-  std::unique_ptr<Group> channel(new Group(runtime, std::move(control), options));
+  std::unique_ptr<NcclGroup> channel(new NcclGroup(runtime, std::move(control), options));
   try {
     if (device_memory_is_kept()) {
       throw Error(ErrorCode::kDevice,
@@ -286,7 +283,7 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::form(const NcclRunti
   return channel;
 }
 
-void NcclTransport::Group::create(const FormationPlan& plan, Group* old, Deadline deadline) {
+void NcclGroup::create(const FormationPlan& plan, NcclGroup* old, Deadline deadline) {
   if (plan.formation == Formation::kShrink) return shrink(*old, plan.lost, deadline);
   const NcclFunctions& nccl = *runtime_.functions;
   const bool grows = plan.formation == Formation::kGrow;
@@ -314,7 +311,7 @@ void NcclTransport::Group::create(const FormationPlan& plan, Group* old, Deadlin
   watchdog_.settle(communicator_, deadline, "forming the communicator");
 }
 
-void NcclTransport::Group::shrink(Group& old, std::vector<int> lost, Deadline deadline) {
+void NcclGroup::shrink(NcclGroup& old, std::vector<int> lost, Deadline deadline) {
   const NcclFunctions& nccl = *runtime_.functions;
   ncclConfig_t config = nonblocking_config(options_.max_ctas);
   old.derived_ = true;
@@ -329,7 +326,7 @@ void NcclTransport::Group::shrink(Group& old, std::vector<int> lost, Deadline de
   watchdog_.settle(communicator_, deadline, "ncclCommShrink");
 }
 
-void NcclTransport::Group::grow(Group* old, const ncclUniqueId* id, Deadline deadline) {
+void NcclGroup::grow(NcclGroup* old, const ncclUniqueId* id, Deadline deadline) {
   constexpr const char* kCall = "ncclCommGrow";
   const NcclFunctions& nccl = *runtime_.functions;
   const ncclComm_t parent = old == nullptr ? nullptr : old->communicator_;
@@ -351,7 +348,7 @@ void NcclTransport::Group::grow(Group* old, const ncclUniqueId* id, Deadline dea
 
 /// Registers staging memory on all ranks or on none, because NCCL must not get both kinds of memory in one collective.
 /// The exchange also shows that all ranks are ready.
-void NcclTransport::Group::register_staging(bool wanted, Deadline deadline) {
+void NcclGroup::register_staging(bool wanted, Deadline deadline) {
   const NcclFunctions& nccl = *runtime_.functions;
   bool mine = wanted;
   for (std::uint64_t piece = 0; piece < 2 && mine; ++piece) {

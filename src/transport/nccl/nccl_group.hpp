@@ -25,14 +25,14 @@ struct NcclRuntime {
   NcclLibraryInfo info;
 };
 
-class NcclTransport::Group final : public FrameChannel {
+class NcclGroup final : public FrameChannel {
  public:
   /// Forms a new group over `control`. `old`, if given, is used up: its communicator is shrunk, grown or stopped.
-  static std::unique_ptr<Group> form(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
-                                     const NcclOptions& options, Group* old, Deadline deadline);
-  ~Group() override;
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
+  static std::unique_ptr<NcclGroup> form(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
+                                         const NcclOptions& options, NcclGroup* old, Deadline deadline);
+  ~NcclGroup() override;
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
 
   int rank() const noexcept { return control_->rank(); }
   int size() const noexcept { return control_->size(); }
@@ -40,8 +40,8 @@ class NcclTransport::Group final : public FrameChannel {
   void exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline) override;
   void broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline) override;
   ControlChannel& control() const noexcept { return *control_; }
-  std::unique_ptr<Group> split(int color, int key, Deadline deadline);
-  std::unique_ptr<Group> reform(std::shared_ptr<ControlChannel> members, Deadline deadline);
+  std::unique_ptr<NcclGroup> split(int color, int key, Deadline deadline);
+  std::unique_ptr<NcclGroup> reform(std::shared_ptr<ControlChannel> members, Deadline deadline);
   void abort(const std::string& reason) noexcept;
   const NcclChannelReport& report() const noexcept { return report_; }
 
@@ -50,19 +50,19 @@ class NcclTransport::Group final : public FrameChannel {
   /// Copies between staging memory and host records, continuing where the last call stopped.
   using CopyPiece = std::function<void(std::byte* h_staging, std::uint64_t bytes)>;
 
-  Group(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control, const NcclOptions& options);
+  NcclGroup(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control, const NcclOptions& options);
 
   /// Runs body(), which uses all the groups; an exception from it breaks all of them.
   template <class Body>
-  static auto guard(std::span<Group* const> groups, const char* phase, const Body& body);
+  static auto guard(std::span<NcclGroup* const> groups, const char* phase, const Body& body);
   template <class Body>
   auto guard(const char* phase, const Body& body) {
-    Group* const own = this;
+    NcclGroup* const own = this;
     return guard({&own, 1}, phase, body);
   }
-  static void fail(std::span<Group* const> groups, const Error& error) noexcept;
+  static void fail(std::span<NcclGroup* const> groups, const Error& error) noexcept;
   void fail(const Error& error) noexcept {
-    Group* const own = this;
+    NcclGroup* const own = this;
     fail({&own, 1}, error);
   }
   bool give_up(const Error& error) noexcept;
@@ -70,12 +70,12 @@ class NcclTransport::Group final : public FrameChannel {
   std::string context(const char* phase) const;
   void check_source(int source, const char* phase) const;
 
-  NcclRankInfo rank_info(const Group* old) const;
-  void create(const FormationPlan& plan, Group* old, Deadline deadline);
-  void shrink(Group& old, std::vector<int> lost, Deadline deadline);
+  NcclRankInfo rank_info(const NcclGroup* old) const;
+  void create(const FormationPlan& plan, NcclGroup* old, Deadline deadline);
+  void shrink(NcclGroup& old, std::vector<int> lost, Deadline deadline);
   /// Grows a communicator. `old` is null on a rank that joins. `id` is null on ranks that NCCL gives it from the
   /// coordinator.
-  void grow(Group* old, const ncclUniqueId* id, Deadline deadline);
+  void grow(NcclGroup* old, const ncclUniqueId* id, Deadline deadline);
   void register_staging(bool wanted, Deadline deadline);
 
   /// Calls ncclBroadcast, or ncclBroadcastConfig with the settings of the options.
@@ -83,17 +83,17 @@ class NcclTransport::Group final : public FrameChannel {
   void issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline);
   /// Waits until ready() returns true, while watching all the groups for failures.
   template <class Ready>
-  static void wait_for(std::span<Group* const> groups, const Ready& ready, Deadline deadline, const char* what);
-  static void settle(std::span<Group* const> groups, Deadline deadline, const char* what);
+  static void wait_for(std::span<NcclGroup* const> groups, const Ready& ready, Deadline deadline, const char* what);
+  static void settle(std::span<NcclGroup* const> groups, Deadline deadline, const char* what);
   /// Resumes the suspended groups. All ranks of each group must do so. Must be called before every use of NCCL.
-  static void resume(std::span<Group* const> groups, Deadline deadline);
+  static void resume(std::span<NcclGroup* const> groups, Deadline deadline);
   void resume(Deadline deadline) {
-    Group* const own = this;
+    NcclGroup* const own = this;
     resume({&own, 1}, deadline);
   }
   bool wake_up() noexcept;
   /// Begins to suspend the groups, if their options say so.
-  static void suspend(std::span<Group* const> groups);
+  static void suspend(std::span<NcclGroup* const> groups);
   void wait_event(void* event, Deadline deadline, const std::string& what);
   /// Broadcasts the count table, which receivers check.
   void exchange_table(const CountTable& table, int source, Deadline deadline);
@@ -121,11 +121,11 @@ class NcclTransport::Group final : public FrameChannel {
 };
 
 template <class Body>
-auto NcclTransport::Group::guard(std::span<Group* const> groups, const char* phase, const Body& body) {
-  const Group& first = *groups.front();
+auto NcclGroup::guard(std::span<NcclGroup* const> groups, const char* phase, const Body& body) {
+  const NcclGroup& first = *groups.front();
   const DeviceApiGuard on_device = first.staging_->enter();
   try {
-    for (const Group* group : groups) {
+    for (const NcclGroup* group : groups) {
       if (!group->broken_) continue;
       throw Error(ErrorCode::kPeerFailed,
                   fmt::format("the channel is broken since an earlier failure ({})", *group->broken_));
@@ -141,11 +141,10 @@ auto NcclTransport::Group::guard(std::span<Group* const> groups, const char* pha
 }
 
 template <class Ready>
-void NcclTransport::Group::wait_for(std::span<Group* const> groups, const Ready& ready, Deadline deadline,
-                                    const char* what) {
+void NcclGroup::wait_for(std::span<NcclGroup* const> groups, const Ready& ready, Deadline deadline, const char* what) {
   PollPause pace;
   for (unsigned turn = 0; !ready(); ++turn) {
-    for (Group* const group : groups) group->watchdog_.look(group->communicator_, deadline, what, turn);
+    for (NcclGroup* const group : groups) group->watchdog_.look(group->communicator_, deadline, what, turn);
     pace.pause();
   }
 }

@@ -20,11 +20,12 @@ std::string nccl_version_text(int version) {
 #ifdef SPARSECAST_HAVE_NCCL
 
 bool nccl_available() noexcept { return true; }
-FrameChannel* NcclTransport::frames() noexcept { return channel_.get(); }
+FrameChannel* NcclTransport::frames() noexcept { return group_.get(); }
 NcclLibraryInfo nccl_library() { return process_nccl().info; }
 
 std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChannel> control, const NcclOptions& options,
-                                                   Deadline deadline) {
+                                                   std::chrono::milliseconds timeout) {
+  const Deadline deadline = std::chrono::steady_clock::now() + timeout;
   NcclRuntime runtime;
   NcclOptions wanted;
   try {
@@ -35,17 +36,17 @@ std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChanne
     control->abort(error.what());  // Otherwise the other ranks would wait for this one.
     throw;
   }
-  return std::make_unique<NcclTransport>(Group::form(runtime, std::move(control), wanted, nullptr, deadline));
+  return std::make_unique<NcclTransport>(NcclGroup::form(runtime, std::move(control), wanted, nullptr, deadline));
 }
 
 #else
 
-class NcclTransport::Group {
+class NcclGroup {
  public:
   void broadcast(std::vector<Bytes>&, int, Deadline) {}
   ControlChannel& control() const noexcept { std::terminate(); }  // There is no object of this class.
-  std::unique_ptr<Group> split(int, int, Deadline) { return nullptr; }
-  std::unique_ptr<Group> reform(std::shared_ptr<ControlChannel>&&, Deadline) { return nullptr; }
+  std::unique_ptr<NcclGroup> split(int, int, Deadline) { return nullptr; }
+  std::unique_ptr<NcclGroup> reform(std::shared_ptr<ControlChannel>&&, Deadline) { return nullptr; }
   void abort(const std::string&) noexcept {}
   const NcclChannelReport& report() const noexcept { return report_; }
 
@@ -62,7 +63,7 @@ NcclLibraryInfo nccl_library() {
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): the signature is that of the NCCL transport.
 std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChannel> control, const NcclOptions&,
-                                                   Deadline) {
+                                                   std::chrono::milliseconds) {
   const Error error(ErrorCode::kUnsupported,
                     "this build of the library has no NCCL transport: it was made without nccl.h");
   control->abort(error.what());
@@ -71,24 +72,26 @@ std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChanne
 
 #endif
 
-NcclTransport::NcclTransport(std::unique_ptr<Group> channel) : channel_(std::move(channel)) {}
+NcclTransport::NcclTransport(std::unique_ptr<NcclGroup> group) : group_(std::move(group)) {}
 NcclTransport::~NcclTransport() = default;
-ControlChannel& NcclTransport::control() const noexcept { return channel_->control(); }
+ControlChannel& NcclTransport::control() const noexcept { return group_->control(); }
 
 void NcclTransport::broadcast(std::vector<Bytes>& records, int source, Deadline deadline) {
-  channel_->broadcast(records, source, deadline);
+  group_->broadcast(records, source, deadline);
 }
 
-std::unique_ptr<NcclTransport> NcclTransport::split(int color, int key, Deadline deadline) {
-  auto part = channel_->split(color, key, deadline);
+std::unique_ptr<NcclTransport> NcclTransport::split(int color, int key, std::chrono::milliseconds timeout) {
+  auto part = group_->split(color, key, std::chrono::steady_clock::now() + timeout);
   return part ? std::make_unique<NcclTransport>(std::move(part)) : nullptr;
 }
 
-std::unique_ptr<NcclTransport> NcclTransport::reform(std::shared_ptr<ControlChannel> members, Deadline deadline) {
-  return std::make_unique<NcclTransport>(channel_->reform(std::move(members), deadline));
+std::unique_ptr<NcclTransport> NcclTransport::reform(std::shared_ptr<ControlChannel> members,
+                                                     std::chrono::milliseconds timeout) {
+  const Deadline deadline = std::chrono::steady_clock::now() + timeout;
+  return std::make_unique<NcclTransport>(group_->reform(std::move(members), deadline));
 }
 
-void NcclTransport::abort(const std::string& reason) noexcept { channel_->abort(reason); }
-const NcclChannelReport& NcclTransport::report() const noexcept { return channel_->report(); }
+void NcclTransport::abort(const std::string& reason) noexcept { group_->abort(reason); }
+const NcclChannelReport& NcclTransport::report() const noexcept { return group_->report(); }
 
 }  // namespace sparsecast

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "core/interrupt.hpp"
-#include "sparsecast/network.hpp"
+#include "sparsecast/tcp_transport.hpp"
 #include "transport/control/cancellation_token.hpp"
 
 namespace sparsecast {

@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 #include "transport/tcp/connection.hpp"
 
 namespace sparsecast {

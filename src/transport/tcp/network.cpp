@@ -3,7 +3,7 @@
 // Chooses the network interface of a group. The choice is always reported, because groups often fail to form on
 // multi-homed machines, container bridges and loopback.
 
-#include "sparsecast/network.hpp"
+#include "sparsecast/tcp_transport.hpp"
 
 #include <fmt/format.h>
 #include <ifaddrs.h>

@@ -12,8 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "sparsecast/network.hpp"
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 #include "transport/control/blobs.hpp"
 #include "transport/control/cancellation_token.hpp"
 #include "transport/control/star_group.hpp"

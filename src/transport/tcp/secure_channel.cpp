@@ -2,7 +2,7 @@
 #include "transport/tcp/secure_channel.hpp"
 
 #include "sparsecast/error.hpp"
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 
 #ifdef SPARSECAST_HAVE_SODIUM
 

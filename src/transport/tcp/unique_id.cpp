@@ -10,8 +10,8 @@
 #include <mutex>
 #include <string_view>
 
-#include "sparsecast/hash.hpp"
-#include "sparsecast/network.hpp"
+#include "sparsecast/digest.hpp"
+#include "sparsecast/tcp_transport.hpp"
 
 namespace sparsecast {
 namespace {

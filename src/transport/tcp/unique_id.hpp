@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <string>
 
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 #include "transport/tcp/secure_channel.hpp"
 
 namespace sparsecast {

@@ -17,11 +17,11 @@ using namespace std::chrono_literals;
 class NcclOption : public NcclRound {
  protected:
   /// Returns the channel of all ranks, each on a device of its own, with options_.
-  std::unique_ptr<NcclTransport::Group> form(const std::shared_ptr<Rendezvous>& control) {
+  std::unique_ptr<NcclGroup> form(const std::shared_ptr<Rendezvous>& control) {
     NcclOptions options = options_;
     options.device = control->rank();
     options.staging_bytes = kRoundStaging;
-    return NcclTransport::Group::form(fake_.runtime(), control, options, nullptr, in(20s));
+    return NcclGroup::form(fake_.runtime(), control, options, nullptr, in(20s));
   }
   /// Runs one round and one broadcast of records `times`, over the channel of all and one that is split from it.
   void run_rounds(int times) {
@@ -121,7 +121,7 @@ TEST_F(NcclOption, RanksThatDifferAreNamed) {
       if (control->rank() == 0) options = with([](NcclOptions&) {});
       options.device = control->rank();
       expect_error(ErrorCode::kGroupMismatch,
-                   [&] { NcclTransport::Group::form(fake_.runtime(), control, options, nullptr, in(20s)); }, {name});
+                   [&] { NcclGroup::form(fake_.runtime(), control, options, nullptr, in(20s)); }, {name});
     });
   }
 }
@@ -130,12 +130,10 @@ TEST_F(NcclOption, ABoundOfABroadcastOverThatOfItsCommunicatorIsRefused) {
   NcclOptions options;
   options.max_ctas = 2;
   options.broadcast_ctas = 3;
-  expect_error(ErrorCode::kUsage,
-               [&] { NcclTransport::Group::form(fake_.runtime(), nullptr, options, nullptr, in(1s)); });
+  expect_error(ErrorCode::kUsage, [&] { NcclGroup::form(fake_.runtime(), nullptr, options, nullptr, in(1s)); });
   options = {};
   options.profiler_tag = ~std::uint64_t{0};
-  expect_error(ErrorCode::kUsage,
-               [&] { NcclTransport::Group::form(fake_.runtime(), nullptr, options, nullptr, in(1s)); });
+  expect_error(ErrorCode::kUsage, [&] { NcclGroup::form(fake_.runtime(), nullptr, options, nullptr, in(1s)); });
 }
 
 TEST_F(NcclOption, ASuspendedChannelWhosePeerIsGoneIsAborted) {

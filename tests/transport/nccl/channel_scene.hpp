@@ -35,7 +35,7 @@ inline std::vector<Bytes> random_records(unsigned seed, std::size_t count, std::
 
 class NcclChannel : public testing::Test {
  protected:
-  using Channel = NcclTransport::Group;
+  using Channel = NcclGroup;
 
   void SetUp() override {
     if (!rendezvous_available()) GTEST_SKIP() << "the ranks meet over TCP; built without libsodium";

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "sparsecast/devices.hpp"
+#include "sparsecast/device.hpp"
 #include "transport/nccl/device_api.hpp"
 
 namespace sparsecast {

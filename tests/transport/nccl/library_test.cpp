@@ -11,7 +11,7 @@
 #include <fstream>
 #include <type_traits>
 
-#include "sparsecast/devices.hpp"
+#include "sparsecast/device.hpp"
 #include "tests/support/expect_error.hpp"
 
 namespace sparsecast::test {

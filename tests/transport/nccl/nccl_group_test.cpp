@@ -9,7 +9,7 @@ namespace sparsecast::test {
 namespace {
 
 using namespace std::chrono_literals;
-using Channel = NcclTransport::Group;
+using Channel = NcclGroup;
 using testing::HasSubstr;
 
 TEST_F(NcclChannel, RecordsOfAnySizeArriveFromAnySource) {

@@ -8,7 +8,7 @@
 
 #include <cstddef>
 
-#include "sparsecast/hash.hpp"
+#include "sparsecast/digest.hpp"
 #include "transport/nccl/round_scene.hpp"
 
 namespace sparsecast::test {

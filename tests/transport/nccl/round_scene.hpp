@@ -11,7 +11,7 @@
 
 #include "tests/support/fake_nccl.hpp"
 #include "tests/support/random.hpp"
-#include "transport/nccl/round.hpp"
+#include "transport/nccl/nccl_frames.hpp"
 #include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
@@ -39,7 +39,7 @@ class NcclRound : public testing::Test {
     options.staging_bytes = kRoundStaging;
     options.max_bytes = max_bytes;
     return std::make_unique<NcclTransport>(
-        NcclTransport::Group::form(fake_.runtime(), control, options, nullptr, in(std::chrono::seconds(20))));
+        NcclGroup::form(fake_.runtime(), control, options, nullptr, in(std::chrono::seconds(20))));
   }
   /// Runs `body` on every rank, with a channel of all.
   void run(int size, const std::function<void(NcclTransport&)>& body) {

@@ -177,7 +177,7 @@ TEST_F(NcclRound, FramesFollowTheirProducersStreamAndGoBeforeTheConsumers) {
     transfer.channel = channel.frames();
     transfer.bytes = sent.size();
     transfer.d_frames = frames.data();
-    transfer.stream = static_cast<CUstream_st*>(stream);
+    transfer.cuda_stream = static_cast<CUstream_st*>(stream);
     // The receiver's stream still reads the memory into which the frames go.
     FakeDevice::enqueue(stream, [&] {
       std::this_thread::sleep_for(100ms);

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "sharded/sync_world.hpp"
-#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout.hpp"
 #include "tests/support/fake_nccl.hpp"
 #include "tests/support/hashed_weights.hpp"
 #include "transport/nccl/nccl_group.hpp"
@@ -43,7 +43,7 @@ TEST(ShardedOverNccl, BringsEveryVersionThroughChannelsSplitFromOneCommunicator)
     options.staging_bytes = 4096;
     const GroupOpener open = split_nccl_groups([&](std::shared_ptr<ControlChannel> world, Deadline deadline) {
       return std::make_unique<NcclTransport>(
-          NcclTransport::Group::form(fake.runtime(), std::move(world), options, nullptr, deadline));
+          NcclGroup::form(fake.runtime(), std::move(world), options, nullptr, deadline));
     });
     LocalStorage storage = weights.make(*layout, place, 0);
     std::optional<ShardedPublisher> publisher;

@@ -24,7 +24,7 @@ TEST(SyncOverNccl, LeavesAllReceiversBitIdenticalVersionAfterVersion) {
     NcclOptions options;
     options.device = rank;
     options.staging_bytes = 4096;
-    NcclTransport transport(NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
+    NcclTransport transport(NcclGroup::form(fake.runtime(), control, options, nullptr, in(20s)));
     for (std::uint64_t version = 1; version <= 4; ++version) {
       if (rank == 0) group.model.train();
       const SyncReport report = rank == 0 ? sync_send(*group.publisher, transport, 20s)
@@ -53,7 +53,7 @@ TEST(SyncOverNccl, AFailedSyncLeavesTheOldVersionEverywhere) {
     NcclOptions options;
     options.device = rank;
     options.staging_bytes = 4096;
-    NcclTransport transport(NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
+    NcclTransport transport(NcclGroup::form(fake.runtime(), control, options, nullptr, in(20s)));
     const auto sync = [&] {
       for (;;) {
         if (rank == 0) group.model.train();

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
 #include "tests/support/expect_error.hpp"
 
 namespace sparsecast::test {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sparsecast/network.hpp"
+#include "sparsecast/tcp_transport.hpp"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

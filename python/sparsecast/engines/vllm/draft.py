@@ -200,8 +200,11 @@ def _over_table(traced: TracedLoader, canonical: Sequence[CanonicalTensor]) -> T
 
 
 def _joined(traced: TracedLoader, found: TracedLoader, own: Sequence[int], prefix: str) -> TracedLoader:
-    """Adds the draft's tensors with the indices `own`, live or kept outside the model, and the shards in them, to a map
-    over the whole table.
+    """Returns `traced`, the map over the whole table, with tensors of the draft model added.
+
+    `found` is the draft's own map, and `own` the indices of the tensors in it that are added, whether they are live or
+    kept outside the model. The shards that lie in these tensors are added with them. `prefix` stands before the draft's
+    tensor names in the whole table.
     """
     index = {name: i for i, (name, _, _) in enumerate(traced.table)}
     place = {old: len(traced.tensors) + new for new, old in enumerate(own)}

@@ -85,9 +85,11 @@ class StockTrainerWeightTransferEngine(TrainerWeightTransferEngine[StockTrainerI
     def trainer_init(
         cls, init_info: StockTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
     ) -> StockTrainerWeightTransferEngine:
-        """Takes the snapshot, and meets the workers by vLLM's own trainer. Collective over the trainer.
+        """Creates the engine of one trainer rank. Collective over the ranks of the trainer.
 
-        Raises UsageError without a source, UnsupportedError naming a tensor that sparse_nccl cannot carry.
+        The sending rank copies the weights of `source` as its snapshot. vLLM's own sparse NCCL trainer then connects to
+        the workers. Raises UsageError if `source` is None, and UnsupportedError, which names the tensor, if vLLM's
+        sparse NCCL backend cannot carry a tensor.
         """
         check_version()
         if source is None:

@@ -17,17 +17,17 @@
 namespace sparsecast {
 
 /// All streams hold the same version at all times. Throws as Subscriber does. Not thread-safe.
-class JoinedSubscriber {
+class SubscriberState {
  public:
   /// `live` is parallel to the joined table, and in this memory. Reads all of it once, for the digests.
   /// `options.stream`, unless it is zero, is the identifier of every stream.
-  JoinedSubscriber(const JoinedTables& tables, std::vector<TensorRef> live, const SubscriberOptions& options,
-                   const MemoryBackend& memory);
+  SubscriberState(const JoinedTables& tables, std::vector<TensorRef> live, const SubscriberOptions& options,
+                  const MemoryBackend& memory);
   /// Finds the memory of the tensors itself.
-  JoinedSubscriber(const JoinedTables& tables, const std::vector<TensorRef>& live, const SubscriberOptions& options,
-                   const DeviceOptions& device = {});
-  JoinedSubscriber(const JoinedSubscriber&) = delete;
-  JoinedSubscriber& operator=(const JoinedSubscriber&) = delete;
+  SubscriberState(const JoinedTables& tables, const std::vector<TensorRef>& live, const SubscriberOptions& options,
+                  const DeviceOptions& device = {});
+  SubscriberState(const SubscriberState&) = delete;
+  SubscriberState& operator=(const SubscriberState&) = delete;
 
   /// Takes one record of a stream (copied). A header for a stream that already has one drops everything that is staged.
   void stage(std::size_t stream, ConstBytes record);
@@ -71,7 +71,7 @@ class JoinedSubscriber {
     std::uint64_t old_version = 0;
   };
 
-  JoinedSubscriber(JoinedTables tables, std::unique_ptr<SubscriberBackend> backend, const SubscriberOptions& options);
+  SubscriberState(JoinedTables tables, std::unique_ptr<SubscriberBackend> backend, const SubscriberOptions& options);
   void set_digests(std::vector<StateDigest> of_tensors);
   void require_clean() const;
   void require_ready(const ApplyOrder& order) const;
@@ -97,5 +97,8 @@ class JoinedSubscriber {
   std::uint64_t audit_credit_ = 0;
   double audit_speed_ = 0;  ///< Bytes a second of the last audit_next() that read anything; 0: none has.
 };
+
+/// Returns the state of a subscriber, which lives as long as it.
+SubscriberState& state_of(Subscriber& subscriber) noexcept;
 
 }  // namespace sparsecast

@@ -49,7 +49,7 @@ class RecordCursor {
   std::uint64_t offset_ = 0;
 };
 
-ncclResult_t NcclTransport::Group::enqueue(void* d_data, std::uint64_t bytes, int source) const {
+ncclResult_t NcclGroup::enqueue(void* d_data, std::uint64_t bytes, int source) const {
   const NcclFunctions& nccl = *runtime_.functions;
   const auto count = static_cast<std::size_t>(bytes);
   const auto stream = static_cast<cudaStream_t>(staging_->stream);
@@ -60,17 +60,17 @@ ncclResult_t NcclTransport::Group::enqueue(void* d_data, std::uint64_t bytes, in
   return nccl.broadcast_config(d_data, d_data, count, ncclInt8, source, communicator_, stream, &config);
 }
 
-void NcclTransport::Group::issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline) {
-  // All broadcasts of records use this call; frames use Round.
+void NcclGroup::issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline) {
+  // All broadcasts of records use this call; those of frames are in nccl_frames.cpp.
   check_nccl(*runtime_.functions, enqueue(d_data, bytes, source), communicator_, "ncclBroadcast");
   watchdog_.settle(communicator_, deadline, "ncclBroadcast");
 }
 
-void NcclTransport::Group::wait_event(void* event, Deadline deadline, const std::string& what) {
+void NcclGroup::wait_event(void* event, Deadline deadline, const std::string& what) {
   watchdog_.wait([&] { return staging_->api().finished(event); }, communicator_, deadline, what);
 }
 
-void NcclTransport::Group::exchange_table(const CountTable& table, int source, Deadline deadline) {
+void NcclGroup::exchange_table(const CountTable& table, int source, Deadline deadline) {
   Staging& staging = *staging_;
   DeviceApi& device = staging.api();
   const bool sends = rank() == source;
@@ -87,8 +87,7 @@ void NcclTransport::Group::exchange_table(const CountTable& table, int source, D
   check_table(*staging.h_table, TableKind::kHostRecords, sequence_, {options_.max_records, options_.max_bytes});
 }
 
-std::vector<std::uint64_t> NcclTransport::Group::exchange_sizes(std::vector<std::uint64_t> sizes, int source,
-                                                                Deadline deadline) {
+std::vector<std::uint64_t> NcclGroup::exchange_sizes(std::vector<std::uint64_t> sizes, int source, Deadline deadline) {
   const bool sends = rank() == source;
   ++sequence_;
   const CountTable own = sends ? make_table(sequence_, sizes) : CountTable{};
@@ -108,7 +107,7 @@ std::vector<std::uint64_t> NcclTransport::Group::exchange_sizes(std::vector<std:
   return sizes;
 }
 
-void NcclTransport::Group::pipe(std::uint64_t total, int source, const CopyPiece& copy, Deadline deadline) {
+void NcclGroup::pipe(std::uint64_t total, int source, const CopyPiece& copy, Deadline deadline) {
   Staging& staging = *staging_;
   DeviceApi& device = staging.api();
   const bool sends = rank() == source;
@@ -136,13 +135,13 @@ void NcclTransport::Group::pipe(std::uint64_t total, int source, const CopyPiece
   if (pieces >= 1) arrive(pieces - 1);
 }
 
-void NcclTransport::Group::check_source(int source, const char* phase) const {
+void NcclGroup::check_source(int source, const char* phase) const {
   if (source < 0 || source >= size()) {
     throw Error(ErrorCode::kUsage, fmt::format("source {} of {} ranks", source, size()), context(phase));
   }
 }
 
-void NcclTransport::Group::broadcast(std::vector<Bytes>& records, int source, Deadline deadline) {
+void NcclGroup::broadcast(std::vector<Bytes>& records, int source, Deadline deadline) {
   check_source(source, "broadcast");
   guard("broadcast", [&] {
     const bool sends = rank() == source;

@@ -20,8 +20,6 @@ namespace sparsecast {
 
 class NcclRound {
  public:
-  using Group = NcclTransport::Group;
-
   /// Throws Error{kUsage} for transfers that cannot be one round. `phase` names the call in errors.
   NcclRound(std::span<FrameTransfer> transfers, const char* phase, Deadline deadline);
 
@@ -32,7 +30,7 @@ class NcclRound {
   /// A transfer to or from other ranks.
   struct Part {
     FrameTransfer* transfer = nullptr;
-    Group* group = nullptr;
+    NcclGroup* group = nullptr;
     bool sends = false;
     std::byte* d_data = nullptr;  ///< Memory of the part in this call.
   };
@@ -62,7 +60,7 @@ class NcclRound {
 
   const char* phase_;
   Deadline deadline_;
-  std::vector<Group*> groups_;  ///< Each group once, including groups of a single rank.
+  std::vector<NcclGroup*> groups_;  ///< Each group once, including groups of a single rank.
   std::vector<Part> parts_;
   std::vector<CountTable> tables_;  ///< Parallel to the parts.
 };

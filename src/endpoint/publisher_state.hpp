@@ -18,12 +18,12 @@ namespace sparsecast {
 
 /// All streams have the same version at all times: a publish makes one delta of each stream, with the same version
 /// number, and commit() and abort() apply to all streams. Throws as Publisher does. Not thread-safe.
-class JoinedPublisher {
+class PublisherState {
  public:
   /// `tables` joins the streams of the detector's table, in order. Without base digests (one a stream), reads the
   /// receivers' bits to compute them. `options.stream`, unless it is zero, is the identifier of every stream.
-  JoinedPublisher(JoinedTables tables, std::unique_ptr<Detector> detector, const PublisherOptions& options,
-                  std::vector<StateDigest> base_digests = {});
+  PublisherState(JoinedTables tables, std::unique_ptr<Detector> detector, const PublisherOptions& options,
+                 std::vector<StateDigest> base_digests = {});
 
   /// Called as soon as a stream's delta is complete, in the order of the streams. The delta stays valid until the next
   /// publish, even when the pass fails later.
@@ -82,5 +82,8 @@ class JoinedPublisher {
   std::optional<Encoded> aborted_;
   bool broken_ = false;  ///< A step failed half-way: the state of the detector is unknown.
 };
+
+/// Returns the state of a publisher, which lives as long as it.
+PublisherState& state_of(Publisher& publisher) noexcept;
 
 }  // namespace sparsecast

@@ -1,34 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Header, table and commit records: packing and parsing (docs/wire-format.md §2.1, §2.2, §2.4); the compression of the
-// content of table and frame records.
+// Header and commit records, and the prefix that all records share: packing and parsing (docs/wire-format.md §2.1,
+// §2.4).
 
 #include <fmt/format.h>
-#include <zstd.h>
 
 #include "codec/record_layout.hpp"
 
 namespace sparsecast {
 
 using namespace layout;
-
-namespace {
-
-/// Magic, exact size, and the format checks that every fixed record shares.
-void require_record(ConstBytes record, std::uint32_t magic_number, std::size_t least, const char* name) {
-  if (record.size() < least) corrupt(fmt::format("{} record is cut off: {} bytes", name, record.size()));
-  if (get<std::uint32_t>(record, 0) != magic_number) corrupt(fmt::format("not a {} record", name));
-  if (get<std::uint32_t>(record, 4) != record.size()) {
-    corrupt(fmt::format("{} record says {} bytes, but has {}", name, get<std::uint32_t>(record, 4), record.size()));
-  }
-}
-
-void start_record(Bytes& record, std::uint32_t magic_number) {
-  put(record, 0, magic_number);
-  put(record, 4, static_cast<std::uint32_t>(record.size()));
-}
-
-}  // namespace
 
 RecordPrefix peek_record(ConstBytes bytes) {
   if (bytes.size() < 8) corrupt("cut off inside a record's first 8 bytes");
@@ -121,53 +102,6 @@ DeltaHeader parse_header(ConstBytes record) {
   return header;
 }
 
-Bytes pack_table(const TensorTable& table, std::uint64_t delta_id) {
-  const Bytes raw = table.serialize();
-  if (raw.size() > kMaxTableBytes) {
-    throw Error(ErrorCode::kUsage,
-                fmt::format("the tensor table takes {} bytes, over the limit of 64 MiB", raw.size()));
-  }
-  const Bytes compressed = compress_smaller(raw, 9);
-  const Bytes& stored = compressed.empty() ? raw : compressed;
-  Bytes record(pad8(kTablePrefix + stored.size()));
-  start_record(record, kTableMagic);
-  put(record, 8, delta_id);
-  put(record, 16, static_cast<std::uint32_t>(stored.size()));
-  put(record, 20, static_cast<std::uint32_t>(raw.size()));
-  put(record, 24, compressed.empty() ? 0U : kCompressedFlag);
-  put(record, 28, static_cast<std::uint32_t>(table.size()));
-  put(record, 40, table_checksum(ConstBytes(record).first(40), stored));
-  std::memcpy(record.data() + kTablePrefix, stored.data(), stored.size());
-  return record;
-}
-
-TensorTable parse_table(ConstBytes record, const DeltaHeader& header) {
-  require_record(record, kTableMagic, kTablePrefix, "table");
-  const std::size_t stored_bytes = get<std::uint32_t>(record, 16);
-  const auto raw_bytes = get<std::uint32_t>(record, 20);
-  const auto flags = get<std::uint32_t>(record, 24);
-  if (record.size() != pad8(kTablePrefix + stored_bytes)) corrupt("table record has the wrong size");
-  const ConstBytes stored = record.subspan(kTablePrefix, stored_bytes);
-  if (get<std::uint64_t>(record, 40) != table_checksum(record.first(40), stored))
-    corrupt("table checksum does not match");
-  if (get<std::uint64_t>(record, 8) != header.delta_id) {
-    throw Error(ErrorCode::kForeignStream, "the table record belongs to another delta");
-  }
-  if (flags > kCompressedFlag || raw_bytes > kMaxTableBytes) corrupt("table record has unknown flags or is too long");
-  require_zero(record.subspan(32, 8), "reserved table bytes");
-  require_zero(record.subspan(kTablePrefix + stored_bytes), "padding of the table record");
-  if (flags == 0 && raw_bytes != stored_bytes) corrupt("table record lengths disagree");
-  TensorTable table = flags != 0 ? TensorTable::parse(decompress_exact(stored, raw_bytes)) : TensorTable::parse(stored);
-  if (table.hash() != header.table_hash) {
-    throw Error(ErrorCode::kTableMismatch, "the table record is not the table that the header names");
-  }
-  if (table.size() != header.tensors || get<std::uint32_t>(record, 28) != header.tensors ||
-      table.elements() != header.elements) {
-    corrupt("the counts in header and table record disagree");
-  }
-  return table;
-}
-
 Bytes pack_commit(const CommitRecord& commit) {
   Bytes record(kCommitBytes);
   start_record(record, kCommitMagic);
@@ -199,29 +133,6 @@ CommitRecord parse_commit(ConstBytes record) {
   commit.result_digest.value = get_hash(record, 48);
   commit.frames_hash = get<std::uint64_t>(record, 64);
   return commit;
-}
-
-Bytes compress_smaller(ConstBytes raw, int level) {
-  Bytes stored(ZSTD_compressBound(raw.size()));
-  const std::size_t size = ZSTD_compress(stored.data(), stored.size(), raw.data(), raw.size(), level);
-  if (ZSTD_isError(size) != 0 || size >= raw.size()) return {};
-  stored.resize(size);
-  return stored;
-}
-
-Bytes decompress_exact(ConstBytes stored, std::size_t raw_bytes) {
-  // The declared size is read before anything is allocated for the content.
-  const unsigned long long declared = ZSTD_getFrameContentSize(stored.data(), stored.size());
-  const std::size_t frame = ZSTD_findFrameCompressedSize(stored.data(), stored.size());
-  if (declared != raw_bytes || ZSTD_isError(frame) != 0 || frame != stored.size()) {
-    throw Error(ErrorCode::kCorrupt, "the zstd frame does not hold the announced number of bytes");
-  }
-  Bytes raw(raw_bytes);
-  const std::size_t size = ZSTD_decompress(raw.data(), raw.size(), stored.data(), stored.size());
-  if (ZSTD_isError(size) != 0 || size != raw_bytes) {
-    throw Error(ErrorCode::kCorrupt, "the zstd frame cannot be decoded");
-  }
-  return raw;
 }
 
 }  // namespace sparsecast

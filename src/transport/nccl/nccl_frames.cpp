@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifdef SPARSECAST_HAVE_NCCL
 
-#include "transport/nccl/round.hpp"
+#include "transport/nccl/nccl_frames.hpp"
 
 #include <fmt/format.h>
 
@@ -65,7 +65,7 @@ NcclRound::NcclRound(std::span<FrameTransfer> transfers, const char* phase, Dead
     : phase_(phase), deadline_(deadline) {
   for (FrameTransfer& transfer : transfers) {
     if (transfer.channel == nullptr) throw Error(ErrorCode::kUsage, "a transfer without a channel", phase);
-    auto* const group = dynamic_cast<Group*>(transfer.channel);
+    auto* const group = dynamic_cast<NcclGroup*>(transfer.channel);
     if (group == nullptr) throw Error(ErrorCode::kUsage, "a transfer over another transport than NCCL", phase);
     group->check_source(transfer.source, phase);
     if (transfer.head_room > FrameTransfer::kMostHeadRoom || transfer.head_room % 8 != 0) {
@@ -79,16 +79,16 @@ NcclRound::NcclRound(std::span<FrameTransfer> transfers, const char* phase, Dead
   }
 }
 
-void NcclTransport::Group::exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline) {
+void NcclGroup::exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline) {
   NcclRound(transfers, "exchange_heads", deadline).exchange_heads();
 }
 
-void NcclTransport::Group::broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline) {
+void NcclGroup::broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline) {
   NcclRound(transfers, "broadcast_frames", deadline).broadcast_frames();
 }
 
 void NcclRound::wait_event(void* event, const char* what) {
-  Group::wait_for(
+  NcclGroup::wait_for(
       groups_, [&] { return device().finished(event); }, deadline_, what);
 }
 
@@ -114,7 +114,7 @@ void NcclRound::broadcast_all(const BytesOf& bytes_of) {
   if (failure) throw Error(*failure);
   check_nccl(nccl, ended, nullptr, "ncclGroupEnd");
   // NCCL enqueues kernels in the background. Until every communicator is settled, nothing may be enqueued behind them.
-  Group::settle(groups_, deadline_, "ncclGroupEnd");
+  NcclGroup::settle(groups_, deadline_, "ncclGroupEnd");
 }
 
 void NcclRound::exchange_heads() {
@@ -130,9 +130,9 @@ void NcclRound::exchange_heads() {
         fmt::format("a head of {} bytes; at most {} are sent", transfer.head.size(), FrameTransfer::kMaxHeadBytes),
         part.group->context(phase_));
   }
-  Group::guard(groups_, phase_, [&] {
+  NcclGroup::guard(groups_, phase_, [&] {
     if (parts_.empty()) return;
-    Group::resume(groups_, deadline_);
+    NcclGroup::resume(groups_, deadline_);
     send_tables();
     take_tables();
     exchange_rests();
@@ -225,17 +225,17 @@ void NcclRound::exchange_rests() {
 void NcclRound::broadcast_frames() {
   std::erase_if(parts_, [](const Part& part) { return part.transfer->bytes == 0; });
   if (groups_.empty()) return;
-  Group::guard(groups_, phase_, [&] {
+  NcclGroup::guard(groups_, phase_, [&] {
     for (const Part& part : parts_) check_memory(*part.transfer, part.sends);
     if (!parts_.empty()) {
-      Group::resume(groups_, deadline_);
+      NcclGroup::resume(groups_, deadline_);
       place_frames();
       wait_for_streams();
       gather_frames();
       broadcast_all([](const Part& part) { return part.transfer->bytes; });
       hand_over_frames();
     }
-    Group::suspend(groups_);
+    NcclGroup::suspend(groups_);
   });
 }
 
@@ -256,8 +256,8 @@ void NcclRound::place_frames() {
 
 void NcclRound::wait_for_streams() {
   for (const Part& part : parts_) {
-    if (part.transfer->stream == nullptr) continue;
-    device().record(staging().ready, part.transfer->stream);
+    if (part.transfer->cuda_stream == nullptr) continue;
+    device().record(staging().ready, part.transfer->cuda_stream);
     device().wait(staging().stream, staging().ready);
   }
 }
@@ -306,8 +306,8 @@ void NcclRound::hand_over_frames() {
   }
   device().record(staging().table_arrived, staging().stream);
   for (const Part& part : parts_) {
-    if (!part.sends && part.transfer->stream != nullptr) {
-      device().wait(part.transfer->stream, staging().table_arrived);
+    if (!part.sends && part.transfer->cuda_stream != nullptr) {
+      device().wait(part.transfer->cuda_stream, staging().table_arrived);
     }
   }
   const std::vector<HostPart> host = host_parts(false);
