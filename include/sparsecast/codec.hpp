@@ -10,23 +10,28 @@
 
 namespace sparsecast {
 
-/// Representation of the positions of a block's changed elements. Numbers are wire codes.
+/// Form in which a block stores the positions of its changed elements. Numbers are wire codes. "At 1 %" means: when 1 %
+/// of the elements changed.
 enum class PositionCodec : std::uint8_t {
-  kIndex32 = 0,  ///< One u32 a change: interop and debugging.
-  kGap16 = 1,    ///< One u16 gap a change (u32 for the whole block where a gap is too big): interop.
-  kPacked = 2,   ///< Rice-coded gaps with a parameter per block: the default, about 8.1 bits at 1 %.
-  kBitmap = 3,   ///< One bit an element.
-  kDense = 4,    ///< Every element of the block, no positions.
-  /// Rice-coded ranks within classes of the exponent of the old word, about 5.6 bits at 1 %, and values coded by that
-  /// exponent: the smallest. Decoding reads the old weights of the whole block.
+  kIndex32 = 0,  ///< One u32 position per changed element, for interop and debugging.
+  kGap16 = 1,    ///< One gap per changed element, for interop: u16, or u32 in a block where a gap does not fit.
+  /// Rice-coded gaps with one parameter per block: the default, about 8.1 bits per changed element at 1 %.
+  kPacked = 2,
+  kBitmap = 3,  ///< One bit per element of the block, set where the element changed.
+  kDense = 4,   ///< No positions: the value part has every element of the block.
+  /// Rice-coded ranks, the smallest codec: about 5.6 bits per changed element at 1 %. The exponent of its old word puts
+  /// an element into a class, and its rank is its number within that class. Values are coded by that exponent, too.
+  /// Decoding reads the old weights of the whole block.
   kContext = 5,
 };
 
-/// Representation of a changed element's value in a block. Numbers are wire codes.
+/// Form in which a block stores the value of a changed element. Numbers are wire codes.
 enum class ValueCodec : std::uint8_t {
-  kRaw = 0,  ///< The new bits: applying twice is harmless.
-  kXor = 1,  ///< new ^ old: self-inverse, applied exactly once.
-  kUlp = 2,  ///< Difference of the ordered-integer form, modulo 2^w: composes and inverts; about 1.8 bits.
+  kRaw = 0,  ///< The new bits of the element. Applying the delta twice is harmless.
+  kXor = 1,  ///< Old bits ^ new bits. Applying the delta twice undoes it, so it must be applied exactly once.
+  /// Difference of the new and the old bits as ordered integers, modulo 2^w for elements of w bits: about 1.8 bits per
+  /// changed element. Such deltas can be composed and inverted.
+  kUlp = 2,
 };
 
 /// Position codecs that an encoder may use. In every mode, a block that would be larger than its dense form is sent as
@@ -39,8 +44,8 @@ enum class PositionMode : std::uint8_t {
   kGap16,
   kIndex32,
   kBitmap,
-  /// The smallest of context, packed, bitmap and dense, block by block, with larger blocks. Needs `kUlp` values: a
-  /// third fewer bytes than kAuto, for the delta log and slow links.
+  /// Chooses the smallest of context, packed, bitmap and dense for each block, and makes larger blocks. Needs `kUlp`
+  /// values. Makes a third fewer bytes than kAuto, for the delta log and slow links.
   kContext,
 };
 
@@ -62,30 +67,39 @@ struct SPARSECAST_API Objective {
 /// second of its time. A constant, so that the encoded bytes do not depend on the machine.
 inline constexpr double kContextLinkBytesPerSecond = 16 * 2e6;
 
-/// Above this link rate, blocks of which 25 % or more changed use the fast bitmap coding: compressing further costs
-/// more processor time than it saves on the wire. Assumes 16 cores at each end, and is a constant for the same reason.
+/// Above this link rate, in bytes per second, blocks of which 25 % or more changed use the fast bitmap coding:
+/// compressing further costs more processor time than it saves on the wire. Assumes 16 cores at each end. A constant,
+/// so that the encoded bytes do not depend on the machine.
 inline constexpr double kQuickLinkBytesPerSecond = 16 * 80e6;
 
 SPARSECAST_API std::string_view to_string(PositionCodec codec) noexcept;
 SPARSECAST_API std::string_view to_string(ValueCodec codec) noexcept;
 SPARSECAST_API std::string_view to_string(PositionMode mode) noexcept;
+/// Returns the mode whose to_string() is `name`; nullopt for any other name.
 SPARSECAST_API std::optional<PositionMode> position_mode_from_name(std::string_view name) noexcept;
+/// Returns the codec whose to_string() is `name`; nullopt for any other name.
 SPARSECAST_API std::optional<ValueCodec> value_codec_from_name(std::string_view name) noexcept;
-/// Parses "speed", "size", or the rate of a link above 0 in Mb/s, Gb/s (bits), MB/s or GB/s (bytes): "100Mb/s".
+/// Returns the objective that a text names: "speed", "size", or the rate of a link above 0 in Mb/s, Gb/s (bits), MB/s
+/// or GB/s (bytes), as in "100Mb/s". Returns nullopt for any other text.
 SPARSECAST_API std::optional<Objective> objective_from_name(std::string_view name) noexcept;
 
-/// Sizes of tiles and sections. Detection works on tiles; a block is a run of whole tiles within one section
-/// (docs/wire-format.md, "Blocks"). All three constants count elements or tiles and are fixed by format version 1.
+/// Number of elements in a tile, the unit in which changes are detected. A block is a run of whole tiles within one
+/// section (docs/wire-format.md, "Blocks"). Fixed by format version 1.
 inline constexpr std::uint32_t kTileElems = 1U << 14;
+/// Number of elements in a section, the part of a tensor that no block crosses. Fixed by format version 1.
 inline constexpr std::uint32_t kSectionElems = 1U << 22;
+/// Number of tiles in a section. Fixed by format version 1.
 inline constexpr std::uint32_t kTilesPerSection = kSectionElems / kTileElems;
-/// A block ends with the tile in which the section's count of changes passes a multiple of
-/// EncodeOptions::block_changes, which is kBlockChanges or kLargeBlockChanges. Blocks of PositionMode::kContext always
-/// use the latter.
+/// Default of EncodeOptions::block_changes. A block ends with the tile in which the section's count of changes passes a
+/// multiple of that option.
 inline constexpr std::uint32_t kBlockChanges = 512;
+/// The other value of EncodeOptions::block_changes, for fewer and larger blocks. PositionMode::kContext always uses it
+/// for `context` blocks.
 inline constexpr std::uint32_t kLargeBlockChanges = 4096;
 
+/// Least EncodeOptions::frame_capacity, in bytes.
 inline constexpr std::uint32_t kMinFrameCapacity = 1U << 20;
+/// Greatest EncodeOptions::frame_capacity, in bytes.
 inline constexpr std::uint32_t kMaxFrameCapacity = 1U << 30;
 
 struct EncodeOptions {
@@ -98,14 +112,14 @@ struct EncodeOptions {
   /// in fields of one width: both ends code these faster, but in more bytes (docs/performance.md). Nullopt: size for a
   /// LogPublisher, else speed.
   std::optional<Objective> objective = {};
-  /// kBlockChanges: blocks sized for a device's warps; a device encodes no other size (Error{kUnsupported}).
-  /// kLargeBlockChanges: fewer and larger blocks, which hosts code faster, in some 3 % fewer bytes
-  /// (docs/performance.md); a device subscriber decodes them within the pause. The commands write large blocks, unless
-  /// the objective is speed.
+  /// Number of changes after which a block ends: kBlockChanges or kLargeBlockChanges. kBlockChanges makes blocks sized
+  /// for a device's warps; a device encodes no other size (Error{kUnsupported}). kLargeBlockChanges makes fewer and
+  /// larger blocks, which hosts code faster, in some 3 % fewer bytes (docs/performance.md); a device subscriber decodes
+  /// them within the pause. The commands write large blocks, unless the objective is speed.
   std::uint32_t block_changes = kBlockChanges;
-  int zstd_level = 0;                        ///< 0: frames are stored as they are; 1 to 19: zstd where it is smaller.
+  int zstd_level = 0;  ///< Level of zstd for frames, 1 to 19, used where it makes a frame smaller; 0: none.
   std::uint32_t frame_capacity = 16U << 20;  ///< Bytes of one frame record, kMinFrameCapacity to kMaxFrameCapacity.
-  int threads = 1;                           ///< 0: all cores. Never changes the bytes.
+  int threads = 1;  ///< Number of encoding threads; 0: all cores. Does not affect the encoded bytes.
 };
 
 }  // namespace sparsecast

@@ -16,10 +16,11 @@
 
 namespace sparsecast {
 
-/// The end of a wait that spans several calls of a channel, where a timeout a call would add up.
+/// Time by which a wait must end. One deadline covers several calls of a channel, where timeouts of the calls would add
+/// up.
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// Returns the time until a deadline, for a call that takes a timeout.
+/// Returns the time until a deadline, for a call that takes a timeout; negative after the deadline.
 inline std::chrono::milliseconds time_left(Deadline deadline) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
 }
@@ -33,14 +34,14 @@ class SPARSECAST_API ControlChannel {
   virtual ~ControlChannel() = default;
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
-  /// Returns the maximum bytes of one rank's part in all_gather, and of a broadcast. More is Error{kUsage} and breaks
-  /// the channel.
+  /// Returns the maximum bytes of one rank's part in all_gather, and of a broadcast. A longer message is Error{kUsage}
+  /// and breaks the channel.
   virtual std::uint64_t max_blob_bytes() const noexcept { return std::uint64_t{1} << 20; }
 
   /// Returns every rank's bytes, in the order of ranks, on every rank.
   virtual std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) = 0;
-  /// Combines all ranks' parts, in the order of ranks, into one message. The message must depend only on the parts and
-  /// on values that are equal on all ranks, because the rank on which the function runs is unspecified.
+  /// Function that combines all ranks' parts, in the order of ranks, into one message. The message must depend only on
+  /// the parts and on values that are equal on all ranks, because the rank on which the function runs is unspecified.
   using Combine = std::function<Bytes(const std::vector<Bytes>& parts)>;
   /// Returns on every rank the result of `combine` for all ranks' bytes. `combine` runs on one rank, so that no other
   /// rank gets all parts, or on every rank. An error that `combine` throws ends the call on all ranks, and keeps its
@@ -50,11 +51,11 @@ class SPARSECAST_API ControlChannel {
   }
   /// Returns the bytes of rank 0 on every rank; `own` is ignored on the other ranks.
   virtual Bytes broadcast(std::span<const std::byte> own, Deadline deadline) = 0;
-  /// Returns the largest status of all ranks. `coordinator` alone decides: once its call has returned, its decision
-  /// stands, even when it could not be delivered to some ranks.
+  /// Returns the largest `status` of all ranks, on every rank. `coordinator` alone decides: once its call has returned,
+  /// its decision stands, even when it could not be delivered to some ranks.
   virtual int agree(int status, int coordinator, Deadline deadline) = 0;
-  /// Splits the channel into one for each `color`, whose ranks are ordered by `key`, then rank. Returns null on a rank
-  /// with a negative color.
+  /// Splits the channel into one channel for each color, and returns the channel of this rank's `color`; its ranks are
+  /// ordered by `key`, then rank. Returns null on a rank with a negative color.
   virtual std::shared_ptr<ControlChannel> split(int color, int key, Deadline deadline) = 0;
 
   /// Tells the other ranks, as best effort, that this rank gives up, and why. The channel is broken then, and so are

@@ -28,11 +28,12 @@ struct ContentHash {
   friend auto operator<=>(const ContentHash&, const ContentHash&) = default;
 };
 
-/// Returns 64 lower-case hexadecimal digits, in the order of the bytes.
+/// Returns a hash as 64 lower-case hexadecimal digits, in the order of its bytes.
 SPARSECAST_API std::string to_hex(const ContentHash& hash);
 /// Parses the output of to_hex. Throws Error{kUsage} unless `text` is exactly 64 lower-case hexadecimal digits.
 SPARSECAST_API ContentHash content_hash_from_hex(const std::string& text);
 
+/// Returns the BLAKE2b-256 hash of `bytes`.
 SPARSECAST_API ContentHash content_hash(std::span<const std::byte> bytes);
 
 /// Computes a ContentHash of bytes that arrive in pieces.
@@ -99,24 +100,30 @@ struct FrameHeader {
 
 enum class RecordKind { kHeader, kTable, kFrame, kCommit };
 
-/// Kind of a record and its size in bytes (a multiple of 8). peek_record() reads both from the record at the front of
-/// `bytes`, of which only the first 8 bytes need to be present. It throws Error{kCorrupt} when the magic or the length
-/// is impossible.
+/// Kind of a record and its size in bytes (a multiple of 8).
 struct RecordPrefix {
   RecordKind kind;
   std::uint32_t bytes;
 };
+/// Returns the kind and the size of the record at the front of `bytes`, of which only the first 8 bytes need to be
+/// present. Throws Error{kCorrupt} when the magic or the length is impossible.
 SPARSECAST_API RecordPrefix peek_record(ConstBytes bytes);
 
-/// Parsers verify the checksum, every bound and every reserved field, and throw Error{kCorrupt | kUnsupported}.
-/// `record` is exactly one record.
+/// Returns the content of a header record. `record` is exactly one record. Verifies its checksum, every bound and every
+/// reserved field. Throws Error{kCorrupt | kUnsupported}.
 SPARSECAST_API DeltaHeader parse_header(ConstBytes record);
+/// Returns the content of a commit record; checks and throws as parse_header does.
 SPARSECAST_API CommitRecord parse_commit(ConstBytes record);
+/// Returns the tensor table of a table record of the delta that has `header`; checks and throws as parse_header does.
 SPARSECAST_API TensorTable parse_table(ConstBytes record, const DeltaHeader& header);
+/// Returns the fixed fields of a frame record; checks and throws as parse_header does.
 SPARSECAST_API FrameHeader parse_frame_header(ConstBytes record);
 
-SPARSECAST_API Bytes pack_header(DeltaHeader& header);  ///< Fills in header.delta_id.
+/// Returns the header as a record, and sets header.delta_id to its checksum.
+SPARSECAST_API Bytes pack_header(DeltaHeader& header);
+/// Returns the commit as a record.
 SPARSECAST_API Bytes pack_commit(const CommitRecord& commit);
+/// Returns the table as a record of the delta with this identifier.
 SPARSECAST_API Bytes pack_table(const TensorTable& table, std::uint64_t delta_id);
 
 /// A delta in memory: its records, each ready for a transport, which forwards them without parsing them.
@@ -127,7 +134,7 @@ struct Delta {
   std::vector<Bytes> frames;
   Bytes commit;
 
-  /// Bytes that travel when both ends already share the table: header, frames and commit.
+  /// Returns the number of bytes that travel when both ends already share the table: header, frames and commit.
   std::uint64_t wire_bytes() const noexcept {
     std::uint64_t total = header.size() + commit.size();
     for (const Bytes& frame : frames) total += frame.size();
@@ -135,7 +142,8 @@ struct Delta {
   }
 };
 
-/// Receives records in their order: header, table (only when writing a file), frames, commit.
+/// Function that receives the records of a delta in their order: header, table (only when writing a file), frames,
+/// commit.
 using RecordSink = std::function<void(Bytes&& record)>;
 
 /// Statistics of a delta, counted from its frames' directories.
@@ -143,8 +151,9 @@ struct DeltaReport {
   struct Tensor {
     std::size_t index = 0;
     std::uint64_t changed = 0;
-    std::uint64_t bytes = 0;         ///< Bytes of directory entries and payload.
-    std::uint64_t dense_blocks = 0;  ///< Blocks sent whole because that was smaller.
+    std::uint64_t bytes = 0;  ///< Bytes of the tensor's directory entries and payloads.
+    /// Number of blocks sent whole (kDense) because their changes alone would take more bytes.
+    std::uint64_t dense_blocks = 0;
     std::uint64_t blocks = 0;
   };
   std::uint64_t changed = 0;
@@ -152,7 +161,8 @@ struct DeltaReport {
   std::vector<Tensor> tensors;            ///< Tensors that occur in the delta, in ascending order of index.
 };
 
-/// Returns the statistics of a delta that this process has encoded. Reads the directories alone and decodes no blocks.
+/// Returns the statistics of `delta`, a delta of `table` that this process has encoded. Reads only the directories of
+/// the frames, and decodes no blocks.
 SPARSECAST_API DeltaReport report_of(const Delta& delta, const TensorTable& table);
 
 /// A delta file (`.scd`) opened for reading: header, table, frames, commit, and nothing after. open() and over() check
@@ -161,8 +171,10 @@ SPARSECAST_API DeltaReport report_of(const Delta& delta, const TensorTable& tabl
 /// its offset.
 class SPARSECAST_API DeltaFile {
  public:
+  /// Opens the delta file at `path`, which stays open. Throws Error{kIo | kCorrupt | kUnsupported}.
   static DeltaFile open(FileSystem& fs, const std::string& path);
-  /// Reads a delta file from bytes in memory, which the caller keeps alive. `name` appears in error messages.
+  /// Returns the delta file that `bytes` are. The caller keeps them alive while the DeltaFile exists. `name` appears in
+  /// error messages.
   static DeltaFile over(ConstBytes bytes, const std::string& name);
 
   const std::string& name() const noexcept { return name_; }
@@ -171,13 +183,15 @@ class SPARSECAST_API DeltaFile {
   const TensorTable& table() const noexcept { return table_; }
   const CommitRecord& commit() const noexcept { return commit_; }
   std::size_t frames() const noexcept { return frames_.size(); }
-  /// Reads frame i. Throws Error{kIo}, which names file, frame and offset, for a file that has become shorter.
+  /// Returns frame record i, read from the file. Throws Error{kIo}, which names file, frame and offset, when the file
+  /// has become shorter.
   Bytes frame(std::size_t i) const;
   std::uint64_t frame_bytes(std::size_t i) const { return frames_[i].bytes; }
   ConstBytes header_record() const noexcept { return header_record_; }
   ConstBytes table_record() const noexcept { return table_record_; }
   ConstBytes commit_record() const noexcept { return commit_record_; }
-  /// Decodes and validates every block of every frame, writing nothing.
+  /// Returns the statistics of the delta, after decoding and validating every block of every frame. Throws
+  /// Error{kCorrupt} for a block that is not valid. Writes nothing.
   DeltaReport report() const;
 
  private:
@@ -202,24 +216,27 @@ class SPARSECAST_API DeltaFile {
   std::vector<FramePlace> frames_;
 };
 
-/// Merges a delta u->v and a delta v->w into u->w, section by section, to `sink` (header, table, frames, commit). With
-/// the codecs `ulp` and `xor`, elements that return to their value in u are dropped. Both must share stream, table and
-/// (unless one has no frames) value codec, and `second` must start where `first` ends, by version and digest. When
-/// either delta is a `context` delta, or the result is to be one, the call needs `base`, the tensors at u (parallel to
-/// the table). Throws Error{kVersionGap | kWrongBase | kTableMismatch | kForeignStream | kUsage}.
+/// Merges `first`, a delta u->v, and `second`, a delta v->w, into a delta u->w, section by section. Passes its records
+/// to `sink` (header, table, frames, commit), and returns its commit record. With the codecs `ulp` and `xor`, elements
+/// that return to their value in u are dropped. Both must share stream, table and (unless one has no frames) value
+/// codec, and `second` must start where `first` ends, by version and digest. `base` has the tensors at version u,
+/// parallel to the table; it is needed when either delta has `context` positions, or the result is to have them. Throws
+/// Error{kVersionGap | kWrongBase | kTableMismatch | kForeignStream | kUsage}.
 SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
                                     const RecordSink& sink, const std::optional<TensorReader>& base = std::nullopt);
 
-/// Encodes a delta u->v again, to `sink`, with the positions, compression and frames of `options`; the value codec
-/// stays. A `context` delta, and a result that is to be one, need `base`, the tensors at u (parallel to the table).
-/// With `since`, a delta u->w that is neither `raw` nor `context`, `base` has the tensors at w instead. Throws
-/// Error{kUsage | kTableMismatch | kWrongBase}.
+/// Encodes a delta u->v again, with the positions, compression and frames of `options`; the value codec stays. Passes
+/// the new records to `sink`, and returns the commit record. `base` has the tensors at version u, parallel to the
+/// table; it is needed when the delta has `context` positions, or the result is to have them. With `since`, a delta
+/// u->w that is neither `raw` nor `context`, `base` has the tensors at version w instead. Throws Error{kUsage |
+/// kTableMismatch | kWrongBase}.
 SPARSECAST_API CommitRecord recode(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
                                    const std::optional<TensorReader>& base = std::nullopt,
                                    const DeltaFile* since = nullptr);
 
-/// Inverts a delta u->v into v->u, which is written to `sink`. A `raw` or `context` delta, and a result that is to be
-/// `context`, need `base`, the tensors at u (parallel to the table); without it, the call throws Error{kUsage}.
+/// Inverts a delta u->v into a delta v->u. Passes its records to `sink`, and returns its commit record. `base` has the
+/// tensors at version u, parallel to the table. A `raw` or `context` delta needs `base`, and so does a result that is
+/// to be `context`; without it, the call throws Error{kUsage}.
 SPARSECAST_API CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
                                    const std::optional<TensorReader>& base = std::nullopt);
 

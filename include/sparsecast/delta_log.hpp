@@ -31,24 +31,26 @@ struct PublicKey {
 SPARSECAST_API std::string to_string(const PublicKey& key);
 /// Parses the output of to_string. Throws Error{kUsage} for malformed text, kUnsupported for another algorithm.
 SPARSECAST_API PublicKey public_key_from_string(const std::string& text);
-/// Reads a file of public keys, one a line; empty lines and lines that begin with '#' are skipped. Throws Error{kIo |
-/// kUsage} with path and line.
+/// Returns the public keys in a file, one per line; empty lines and lines that begin with '#' are skipped. Throws
+/// Error{kIo | kUsage} with path and line.
 SPARSECAST_API std::vector<PublicKey> read_public_keys(FileSystem& fs, const std::string& path);
 
 using Signature = std::array<std::byte, 64>;
 
+/// Returns true when `signature` is the Ed25519 signature of `message` by the owner of `key`.
 SPARSECAST_API bool verify_signature(const PublicKey& key, std::span<const std::byte> message,
                                      const Signature& signature) noexcept;
 
 /// A secret key in locked memory, which the destructor wipes. Not copyable; shared by shared_ptr.
 class SPARSECAST_API SigningKey {
  public:
+  /// Returns a new random key.
   static std::shared_ptr<const SigningKey> generate();
-  /// Reads a file that save() wrote. Throws Error{kIo | kUsage}; kUsage also when others than its owner may read the
-  /// file.
+  /// Returns the key in a file that save() wrote. Throws Error{kIo | kUsage}; kUsage also when users other than the
+  /// owner may read the file.
   static std::shared_ptr<const SigningKey> load(FileSystem& fs, const std::string& path);
-  /// Writes "ed25519-secret:" and 64 hexadecimal digits of the seed, readable by the owner alone. Throws Error{kIo}
-  /// when the file exists already.
+  /// Writes the key to a new file that only its owner may read: "ed25519-secret:" and 64 hexadecimal digits of the
+  /// seed. Throws Error{kIo} when the file exists already.
   void save(FileSystem& fs, const std::string& path) const;
   ~SigningKey();
   SigningKey(const SigningKey&) = delete;
@@ -81,7 +83,7 @@ struct LogCommit {
   std::uint64_t version = 0;
   std::uint64_t epoch = 1;  ///< Never decreases along the log; raised by one by a takeover.
   Hash128 publisher;        ///< Random identifier of one publisher object of one process.
-  ContentHash previous;     ///< record_hash of the previous commit; zero for the genesis.
+  ContentHash previous;     ///< LogCommit::record_hash of the previous version's commit; zero for the genesis.
   Hash128 table_hash;
   StateDigest base_digest;  ///< Digest of the previous version.
   StateDigest digest;       ///< Digest that receivers must reach.
@@ -92,7 +94,7 @@ struct LogCommit {
   std::chrono::milliseconds time{0};  ///< Time since 1970, by the publisher's clock.
   std::string label;                  ///< The caller's text for people: at most 256 bytes of printable ASCII.
   std::vector<PublicKey> keys;        ///< Keys that may sign the versions after this one; empty: unsigned log.
-  std::uint64_t keys_version = 0;     ///< The newest version, up to this one, at which the keys changed.
+  std::uint64_t keys_version = 0;     ///< Version of the newest commit, up to this one, that changed the trusted keys.
   std::optional<PublicKey> signer;
 
   ContentHash record_hash;  ///< Hash of the stored record; not a field of it.
@@ -136,7 +138,7 @@ struct LogAnchor {
   };
   StreamId stream;
   std::uint64_t version = 0;
-  ContentHash commit;  ///< record_hash of that version's commit.
+  ContentHash commit;  ///< LogCommit::record_hash of the commit of this version.
   Hash128 table_hash;
   StateDigest digest;
   std::vector<FileEntry> files;
@@ -146,27 +148,31 @@ struct LogAnchor {
   std::uint64_t bytes() const noexcept;
 };
 
-/// The `floor` object: deltas and anchors that lead to or from a version below this one are no longer kept.
+/// The `floor` object. Deltas and anchors that lead to or from a version below `version` are no longer kept.
 struct LogFloor {
   StreamId stream;
   std::uint64_t version = 0;
   std::optional<PublicKey> signer;
 };
 
-/// The object `leases/<name>`: states that a reader needs everything from `version` on, until `expires`.
+/// The object `leases/<name>`, by which a reader states that it needs all objects from `version` on, until the time
+/// `expires`.
 struct LogLease {
   StreamId stream;
   std::string name;  ///< 1 to 128 characters of [A-Za-z0-9._-].
   std::uint64_t version = 0;
   std::chrono::milliseconds renewed{0};  ///< Time since 1970, by the reader's clock.
-  std::chrono::milliseconds expires{0};
+  std::chrono::milliseconds expires{0};  ///< Time since 1970, by the reader's clock.
 };
 
 /// Trust settings of a reader.
 struct LogTrust {
-  std::vector<PublicKey> pinned;   ///< If not empty, objects must be signed by these keys or their chained successors.
-  std::optional<StreamId> stream;  ///< If set, another stream is kReplayed.
-  std::chrono::milliseconds max_age{0};  ///< Maximum age of the newest commit, beyond which it is kExpired; 0: any age.
+  /// If not empty, objects must be signed by these keys, or by keys that a chain of commits from these keys trusts.
+  std::vector<PublicKey> pinned;
+  /// The log's stream; an object of another stream is Error{kReplayed}. Nullopt: any stream.
+  std::optional<StreamId> stream;
+  /// Maximum age of the newest commit; an older one is Error{kExpired}. 0: any age.
+  std::chrono::milliseconds max_age{0};
 };
 
 /// Reads and verifies a delta log. Checks each record's form, hash, stream and place, and its signature when keys are
@@ -190,28 +196,33 @@ class SPARSECAST_API LogReader {
   /// successive versions from the last one seen, or from the catalog's hint. Throws kExpired by trust().max_age, after
   /// all other checks have passed.
   std::optional<LogCommit> head();
-  /// Returns the commit of that version; nullopt when it does not exist yet or has been removed.
+  /// Returns the commit of a version; nullopt when it does not exist yet or has been removed.
   std::optional<LogCommit> commit(std::uint64_t version);
   /// Returns the catalog. Nullopt when there is none, or when it is unusable but not forged (torn, or of an older
   /// format); the caller then relies on commits alone.
   std::optional<LogCatalog> catalog();
-  /// Returns the lowest version from which everything is kept; this is the first version when nothing was ever removed.
-  /// Throws Error{kUsage} when there is no log.
+  /// Returns the lowest version from which all deltas and anchors are kept; the first version when nothing was ever
+  /// removed. Throws Error{kUsage} when there is no log.
   std::uint64_t floor();
+  /// Returns the anchor record that `ref` names. Throws kGone when it does not exist, kMixed when its hash or size is
+  /// not that of `ref`, kReplayed when it is of another version.
   LogAnchor anchor(const AnchorRef& ref);
   std::vector<LogLease>
   leases();  ///< Returns live leases; a damaged one counts as live while `list` shows it as recent.
 
-  /// Copies the object into a new file at `path` of `fs` (atomic, not synced), hashing as it goes; ranges are read in
-  /// parallel by the store. Throws kGone when it does not exist, kMixed when its bytes do not match the reference.
+  /// Copies the delta that `ref` names into a new file at `path` of `fs`, which appears whole but is not synced, and
+  /// verifies its hash. The store reads ranges in parallel. Throws kGone when it does not exist, kMixed when its bytes
+  /// do not match the reference.
   void fetch_delta(const DeltaRef& ref, FileSystem& fs, const std::string& path);
-  /// Copies all files of an anchor into `directory`, which exists.
+  /// Copies all files of an anchor into `directory`, which must exist. `progress` gets the bytes copied so far and in
+  /// total; it may be empty.
   void fetch_anchor(const LogAnchor& anchor, FileSystem& fs, const std::string& directory,
                     const std::function<void(std::uint64_t done, std::uint64_t total)>& progress = nullptr);
 
  private:
   friend class LogWriter;
-  std::optional<LogCommit> head_of_any_age();  ///< Ignores max_age: a log without recent commits can be taken over.
+  /// Returns head() without the check of max_age, so that a log without recent commits can be taken over.
+  std::optional<LogCommit> head_of_any_age();
 
   struct State;
   std::unique_ptr<State> state_;
@@ -285,7 +296,7 @@ struct GcReport {
 /// fenced gets Error{kFenced}.
 class SPARSECAST_API LogWriter {
  public:
-  /// `reader` outlives the writer and is shared.
+  /// `reader` must outlive the writer. The caller and other writers may use it, too.
   LogWriter(LogReader& reader, LogWriterOptions options);
   ~LogWriter();
   LogWriter(const LogWriter&) = delete;
@@ -293,9 +304,9 @@ class SPARSECAST_API LogWriter {
 
   /// Creates the log with its genesis commit. Throws kUsage when the log exists already.
   LogCommit create(const LogCreation& creation);
-  /// Begins a new epoch by a commit of its own (the next version, same digest): from then on the previous publisher
-  /// cannot commit. `expected` is the digest that the caller's weights have: kWrongBase or kTableMismatch when the
-  /// head's differs. Throws kFenced when another publisher commits first.
+  /// Begins a new epoch by a commit of its own, which is the next version and has the same digest. From then on the
+  /// previous publisher cannot commit. Returns the commit. `expected` is the digest that the caller's weights have:
+  /// kWrongBase or kTableMismatch when the head's differs. Throws kFenced when another publisher commits first.
   LogCommit take_over(std::shared_ptr<const TensorTable> table, const StateDigest& expected,
                       const std::string& label = {});
   /// Continues, without a commit, the epoch that this publisher (options.publisher) began before a restart. Throws
@@ -315,14 +326,14 @@ class SPARSECAST_API LogWriter {
   /// Returns the newest commit that this writer knows.
   const LogCommit& head() const;
 
-  /// Stores `checkpoint`, a checkpoint on disk that holds `version`, as an anchor: reads it twice (hash and digest,
-  /// which is verified against the commit's; then upload), windows at a time. An anchor that exists already is no
-  /// error.
+  /// Stores `checkpoint`, the path of a checkpoint that holds `version`, as an anchor, and returns its reference. Reads
+  /// the checkpoint twice, window by window: for its hashes and its digest, which must be the commit's, and then for
+  /// the upload. An anchor that exists already is no error.
   AnchorRef write_anchor(FileSystem& fs, const std::string& checkpoint, std::uint64_t version);
   /// Stores an opened checkpoint, including the pairs of 4-bit numbers that Checkpoint::declare has given it; `path`
   /// names the checkpoint in errors.
   AnchorRef write_anchor(const Checkpoint& checkpoint, const std::string& path, std::uint64_t version);
-  /// Returns whether the anchor rule requires an anchor at the head now.
+  /// Returns true when LogWriterOptions::anchor_rule requires an anchor at the head now.
   bool anchor_due();
 
   /// Composes the missing merged deltas up to the head, smallest spans first, and enters them into the catalog.
@@ -350,11 +361,11 @@ struct LogProblem {
 };
 
 struct LogVerifyOptions {
-  bool anchors = true;  ///< Verifies anchors too: each is copied whole into the scratch directory.
+  bool anchors = true;  ///< Whether anchors are verified, too; each is copied whole into the scratch directory.
   int threads = 1;
-  std::size_t max_problems = 20;  ///< Number of problems to describe; all are counted.
-  std::function<void(std::uint64_t done, std::uint64_t total)>
-      progress;  ///< Called with numbers of objects; may be empty.
+  std::size_t max_problems = 20;  ///< Maximum number of problems to describe; problem_count has the number of all.
+  /// Called with the number of objects verified so far, and the number of all objects; may be empty.
+  std::function<void(std::uint64_t done, std::uint64_t total)> progress;
 };
 
 struct LogVerifyReport {
@@ -363,12 +374,12 @@ struct LogVerifyReport {
   std::uint64_t head = 0;
   std::uint64_t epoch = 0;  ///< Epoch of the head.
   std::uint64_t commits = 0;
-  /// Number of deltas. Deltas, merged deltas and anchors are each read in full and decoded.
+  /// Number of single deltas, each read in full and decoded, as merged deltas and anchors are.
   std::uint64_t deltas = 0;
   std::uint64_t merged = 0;
   std::uint64_t anchors = 0;
   std::uint64_t bytes = 0;          ///< Bytes of deltas, merged deltas and anchors that were read.
-  std::uint64_t problem_count = 0;  ///< 0: the log is intact.
+  std::uint64_t problem_count = 0;  ///< Number of all problems found; 0: the log is intact.
   std::vector<LogProblem> problems;
 };
 
@@ -379,10 +390,13 @@ struct LogVerifyReport {
 SPARSECAST_API LogVerifyReport verify_log(std::shared_ptr<ObjectStore> store, const LogTrust& trust, FileSystem& fs,
                                           const std::string& scratch, const LogVerifyOptions& options = {});
 
-/// Key of each kind of object in the store.
+/// Returns the key in the store of the commit of a version.
 SPARSECAST_API std::string commit_key(std::uint64_t version);
-SPARSECAST_API std::string delta_key(const DeltaRef& ref);  ///< deltas/<to>-<hash>.scd, merged/<from>-<to>-<hash>.scd
+/// Returns the key of a single delta, "deltas/<to>-<hash>.scd", or of a merged one, "merged/<from>-<to>-<hash>.scd".
+SPARSECAST_API std::string delta_key(const DeltaRef& ref);
+/// Returns the prefix, without a slash at its end, of the keys of an anchor's record and files.
 SPARSECAST_API std::string anchor_directory(const AnchorRef& ref);
+/// Returns the key in the store of the lease of this name.
 SPARSECAST_API std::string lease_key(const std::string& name);
 
 }  // namespace sparsecast

@@ -18,22 +18,23 @@ class JoinedTables;
 class PublisherBackend;
 struct StridedView;
 
-/// Result of TileDetector::detect for `count` elements: a tile, or a part of a tile.
+/// Elements of a tile, or of a part of a tile, and which of them changed: the result of TileDetector::detect.
 struct TileView {
   const std::byte* current = nullptr;  ///< New bits of the elements.
   const std::byte* old = nullptr;      ///< Old bits; null when the detector does not know them (masks only).
   std::byte* refresh = nullptr;        ///< Memory in which the encoder stores changed elements' new bits; may be null.
-  std::uint32_t changed = 0;           ///< Number of entries in TileWorkspace::positions.
+  std::uint32_t changed = 0;           ///< Number of changed elements, whose indices are in TileWorkspace::positions.
   /// Strides of the new bits. Set only by the library's own detectors over strided memory, otherwise null. When it is
-  /// set, `current` points to the tensor's first element, and the view gives the positions of the others.
+  /// set, `current` points to the tensor's first element, and this view gives the positions of the other elements.
   const StridedView* current_view = nullptr;
-  const StridedView* old_view = nullptr;  ///< Strides of `old` and `refresh`, in the same way.
+  /// Strides of `old` and `refresh`, which then point to the tensor's first element; null: contiguous.
+  const StridedView* old_view = nullptr;
 };
 
 /// Scratch memory of one encoding thread: the positions that a detector found, and room to save old bits.
 struct TileWorkspace {
-  /// Indices of changed elements, relative to `first` of the detect() call, strictly increasing. The 64 spare entries
-  /// are for vector stores.
+  /// Indices of changed elements, strictly increasing and relative to argument `first` of the detect() call. The 64
+  /// spare entries are for vector stores.
   alignas(64) std::uint32_t positions[kTileElems + 64];
   alignas(64) std::byte kept[kTileElems * 8];
 };
@@ -52,8 +53,8 @@ class SPARSECAST_API Detector {
   /// words. Must not be called during a publish.
   virtual void mark(std::size_t tensor, const std::uint64_t* words, CUstream_st* cuda_stream = nullptr);
 
-  /// Returns whether the detector has the old bits of all elements and keeps them until the delta is committed or
-  /// aborted, which `context` positions require.
+  /// Returns true when the detector has the old bits of all elements, and keeps them until the delta is committed or
+  /// aborted. `context` positions require this.
   virtual bool has_all_old() const noexcept = 0;
   /// Internal: makes the part of a publisher that works in the memory of the tensors. `tables` and the detector must
   /// outlive it. Throws Error{kUsage | kUnsupported | kTableMismatch}.
@@ -127,14 +128,16 @@ class SPARSECAST_API TileDetector : public Detector {
   virtual bool consumes_changes() const noexcept { return false; }
   bool has_all_old() const noexcept final { return knows_old() && !consumes_changes(); }
   std::unique_ptr<PublisherBackend> make_backend(const JoinedTables& tables, const EncodeOptions& options) final;
-  /// Called once when detect() has run for all tiles of a delta. committed() or aborted() follows when the delta's
-  /// outcome is known.
+  /// Called once when detect() has run for all tiles of a delta.
   virtual void finish() {}
+  /// Called after finish() when the delta was committed.
   virtual void committed() {}
+  /// Called after finish() when the delta was aborted.
   virtual void aborted() {}
 };
 
-/// Makes a detector that compares two sets of host tensors of the table. The caller owns both; neither is written.
+/// Makes a detector whose new bits are the host tensors `current` and whose old bits are the host tensors `base`, both
+/// parallel to the table. The caller owns both; neither is written.
 SPARSECAST_API std::unique_ptr<TileDetector> make_compare_detector(const TensorTable& table,
                                                                    const std::vector<ConstBytes>& current,
                                                                    const std::vector<ConstBytes>& base);

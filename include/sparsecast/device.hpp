@@ -23,6 +23,7 @@ namespace sparsecast {
 /// Without either, everything below throws Error{kUnsupported}.
 SPARSECAST_API bool device_backend_available() noexcept;
 
+/// Default of DeviceOptions::chunk_bytes.
 inline constexpr std::uint64_t kDefaultChunkBytes = std::uint64_t{1} << 28;
 
 struct DeviceOptions {
@@ -35,10 +36,11 @@ struct DeviceOptions {
   /// Bytes of elements that one pass of the kernels processes. Determines the scratch memory of a publisher (a little
   /// more than twice as much).
   std::uint64_t chunk_bytes = kDefaultChunkBytes;
-  /// Maximum bytes of device memory in which a subscriber keeps the decoded changes of a staged delta (6 bytes a change
-  /// for bf16), so that the pause only writes them. Changes that need more than this, or more than a quarter of the
-  /// device's free memory, are decoded again in the pause. Unset: a sixteenth of the bytes of the tensors. The changes
-  /// of a delta with `context` positions are always kept, and take 4 more bytes each while the delta is staged.
+  /// Maximum bytes of device memory in which a subscriber keeps the decoded changes of a staged delta (6 bytes per
+  /// changed element for bf16), so that the pause only writes them. Changes that need more than this, or more than a
+  /// quarter of the device's free memory, are decoded again in the pause. Unset: a sixteenth of the bytes of the
+  /// tensors. The changes of a delta with `context` positions are always kept, and take 4 more bytes each while the
+  /// delta is staged.
   std::optional<std::uint64_t> entry_bytes = {};
 };
 
@@ -48,8 +50,8 @@ struct DeviceRecord {
   std::uint32_t record_bytes = 0;
 };
 
-/// A delta whose frames are in device memory. Work that is enqueued on `cuda_stream` after the delta was made sees them
-/// complete.
+/// A delta whose frames are in device memory. The frames are complete for work that is enqueued on `cuda_stream` after
+/// the delta was made.
 struct DeviceDelta {
   DeltaHeader info;
   CommitRecord result;
@@ -68,18 +70,18 @@ struct DeviceDelta {
 struct DeviceInfo {
   int ordinal = 0;
   std::string name;
-  std::string uuid;  ///< "GPU-4f1c...": the same for every process that sees the device.
+  std::string uuid;  ///< Identifier such as "GPU-4f1c...", the same for every process that sees the device.
   std::uint64_t memory_bytes = 0;
-  int major = 0;  ///< Compute capability.
-  int minor = 0;
+  int major = 0;  ///< Major number of the compute capability: 9 for sm_90.
+  int minor = 0;  ///< Minor number of the compute capability: 0 for sm_90.
 };
 
 struct DeviceSurvey {
   std::vector<DeviceInfo> devices;
   std::string
       why_none;  ///< Reason why there are no devices: the driver's message, a missing CUDA runtime, or old devices.
-  int runtime_version = 0;  ///< 13000 is 13.0; 0 without a CUDA runtime.
-  int driver_version = 0;   ///< Newest CUDA version that the driver supports; 0 without a driver.
+  int runtime_version = 0;  ///< Version of the CUDA runtime: 13000 is 13.0; 0 without a CUDA runtime.
+  int driver_version = 0;   ///< Newest CUDA version that the driver supports, in the same form; 0 without a driver.
 };
 
 /// Returns the devices of sm_80 or newer that the CUDA runtime of this build finds. Does not throw when there is no

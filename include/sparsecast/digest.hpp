@@ -18,13 +18,14 @@ struct Hash128 {
   friend bool operator==(const Hash128&, const Hash128&) = default;
 };
 
-/// Returns 32 lower-case hexadecimal digits, most significant first.
+/// Returns a value as 32 lower-case hexadecimal digits, most significant first.
 SPARSECAST_API std::string to_hex(const Hash128& value);
 /// Parses the output of to_hex. Throws Error{kUsage} unless `text` is exactly 32 hexadecimal digits.
 SPARSECAST_API Hash128 hash_from_hex(const std::string& text);
 
-/// Computes XXH3 (xxHash 0.8), which protects against faults, not against an adversary.
+/// Returns the XXH3-64 hash (xxHash 0.8) of `bytes`, which protects against faults, not against an adversary.
 SPARSECAST_API std::uint64_t xxh3_64(std::span<const std::byte> bytes, std::uint64_t seed = 0) noexcept;
+/// Returns the XXH3-128 hash (xxHash 0.8) of `bytes`, which protects against faults, not against an adversary.
 SPARSECAST_API Hash128 xxh3_128(std::span<const std::byte> bytes) noexcept;
 
 /// State digest: the sum over elements of mix(tensor, canonical index, bits), modulo 2^128.
@@ -50,7 +51,7 @@ struct StateDigest {
   friend bool operator==(const StateDigest&, const StateDigest&) = default;
 };
 
-/// Returns the sum of parts.
+/// Returns the sum of `parts`, modulo 2^128.
 SPARSECAST_API StateDigest sum(std::span<const StateDigest> parts) noexcept;
 
 }  // namespace sparsecast

@@ -11,14 +11,15 @@ namespace sparsecast {
 
 /// Kind of failure. Programs react to the value; the message is for people.
 enum class ErrorCode : int {
-  kUsage = 1,        ///< The caller broke a precondition (wrong size, wrong order of calls).
-  kCorrupt,          ///< Bytes are torn, altered or nonsensical: a checksum, length or bound does not hold.
-  kUnsupported,      ///< Well-formed, but of a format version, dtype or feature that this build does not know.
-  kTableMismatch,    ///< The two ends do not carry the same tensor table.
-  kForeignStream,    ///< A record of another stream, or of another delta than the one being staged.
-  kStaleVersion,     ///< The version is already applied or older: nothing to do.
+  kUsage = 1,  ///< The caller broke a precondition (wrong size, wrong order of calls).
+  kCorrupt,    ///< Bytes are torn, altered or nonsensical: a checksum, length or bound does not hold.
+  /// The bytes are well-formed, but of a format version, dtype or feature that this build does not know.
+  kUnsupported,
+  kTableMismatch,    ///< The sender and the receiver do not have the same tensor table.
+  kForeignStream,    ///< A record belongs to another stream, or to another delta than the one being staged.
+  kStaleVersion,     ///< The version is already applied, or older than the applied one: there is nothing to do.
   kVersionGap,       ///< The delta starts from a version that this subscriber does not hold.
-  kWrongBase,        ///< The version number matches but the bytes do not: the base digest differs.
+  kWrongBase,        ///< The version number matches, but the bytes of the weights do not: the base digest differs.
   kDigestMismatch,   ///< After the apply the state digest is not the one that the commit promised.
   kDirty,            ///< The live state is known to be wrong; only an anchor helps.
   kIncomplete,       ///< Frames or the commit record have not arrived yet.
@@ -33,10 +34,11 @@ enum class ErrorCode : int {
   kGone,         ///< Retention has removed the requested object: start again from an anchor.
   kUnsigned,     ///< Keys are pinned, and the object has no signature by a known algorithm.
   kForeignKey,   ///< The object is signed, but by no key that is trusted at this version.
-  kReplayed,     ///< A genuine object in the wrong place: of another version, stream or kind than was asked for.
-  kRolledBack,   ///< The log shows an older head, another history or a lower epoch than was seen before.
-  kMixed,        ///< Genuine parts that do not belong together: a hash, digest or predecessor is not the expected one.
-  kExpired,      ///< The newest commit is older than the caller allows: the log may be frozen, or its publisher dead.
+  /// An object is genuine but in the wrong place: it is of another version, stream or kind than was asked for.
+  kReplayed,
+  kRolledBack,  ///< The log shows an older head, another history or a lower epoch than was seen before.
+  kMixed,       ///< Genuine parts do not belong together: a hash, digest or predecessor is not the expected one.
+  kExpired,     ///< The newest commit is older than the caller allows: the log may be frozen, or its publisher dead.
 };
 
 /// Returns the stable name that logs and JSON use: "corrupt", "version_gap", ...
@@ -54,7 +56,7 @@ class SPARSECAST_API Error : public std::runtime_error {
   /// Returns the message without its context; `what()` is "context: message".
   const std::string& message() const noexcept { return message_; }
 
-  /// Returns a copy of this error with `outer` put before its context, for callers one level further out.
+  /// Returns a copy of this error whose context begins with `outer`, for a caller that adds where it called from.
   Error within(const std::string& outer) const;
 
  private:

@@ -27,9 +27,9 @@ struct PlanOptions {
   /// Maximum number of groups (communicators) that a rank may belong to, at least 1. Beyond it, groups are merged by
   /// the rule in docs/fanout.md.
   std::size_t max_groups_per_rank = 16;
-  /// Bytes that a new route counts as when the plan chooses a sender among replicas: the replica with the fewest bytes
-  /// to send. A further route costs a transfer with its latency, and only gains a better balance of detection and
-  /// snapshots.
+  /// Cost of a new route, in bytes, when the plan chooses a sender among replicas. The plan takes the replica with the
+  /// fewest bytes to send, and a new route adds this many. One more route costs a transfer with its latency, and gains
+  /// only a better balance of detection and snapshots.
   std::uint64_t route_cost_bytes = std::uint64_t{256} << 20;
   /// Patterns of names (* and ? as in a shell) of trainer tensors that need no engine. Any other trainer tensor that no
   /// engine holds is an error.
@@ -56,25 +56,25 @@ struct Region {
 /// Data that one rank sends to one set of destinations. A route has its own table, publisher and subscribers, and one
 /// delta a sync.
 struct Route {
-  int source = 0;  ///< World rank.
+  int source = 0;  ///< World rank of the sender.
   std::uint32_t group = 0;
-  std::vector<Destination> destinations;  ///< Ascending.
+  std::vector<Destination> destinations;  ///< Copies that receive the route, ascending.
   std::vector<Region> regions;            ///< Regions ordered by tensor, then box.
   /// Indices of the engines whose state digest includes this route. An engine's digest counts each element once, even
   /// when the engine holds several copies of it.
   std::vector<std::uint32_t> counted_by;
-  /// Whether this route's digest is a part of the digest of the plan's table. Of all routes that carry an element,
+  /// Whether this route's digest is added to the digest of the plan's table. Of all routes that carry an element,
   /// exactly one has this flag. An element is in several routes when its destinations have several senders, or belong
   /// to engines with different cuts.
   bool counted_in_state = false;
   std::uint64_t elements = 0;
-  std::uint64_t bytes = 0;  ///< Dense bytes.
+  std::uint64_t bytes = 0;  ///< Bytes of all elements of the route, changed or not.
 };
 
 /// The ranks that one communicator connects.
 struct RouteGroup {
-  std::vector<int> sources;    ///< World ranks, ascending.
-  std::vector<int> receivers;  ///< World ranks, ascending.
+  std::vector<int> sources;    ///< World ranks of the senders, ascending.
+  std::vector<int> receivers;  ///< World ranks of the receivers, ascending.
   std::vector<int> members;    ///< Sources and receivers, ascending; a rank's index here is its rank in the group.
   /// Round in which the group is created. Groups of one round have no member in common, so that one collective split
   /// creates them all.
@@ -84,15 +84,16 @@ struct RouteGroup {
 /// One broadcast of a sync: all routes of one source in one group, one after another.
 struct Transfer {
   std::uint32_t group = 0;
-  int source = 0;                     ///< World rank.
-  std::vector<std::uint32_t> routes;  ///< Ascending.
+  int source = 0;                     ///< World rank of the sender.
+  std::vector<std::uint32_t> routes;  ///< Indices of the routes, ascending.
 };
 
 /// Location of a region in a rank's memory; dimensions are in wire order.
 struct RegionView {
-  std::uint32_t local = 0;            ///< Index into the rank's local tensors.
-  std::uint64_t first = 0;            ///< Index of the region's first element in the local tensor.
-  std::vector<std::int64_t> strides;  ///< Strides in elements, one a dimension of the route table's tensor.
+  std::uint32_t local = 0;  ///< Index into the rank's local tensors.
+  std::uint64_t first = 0;  ///< Index of the region's first element in the local tensor.
+  /// Strides in elements, one per dimension of the tensor in the route's table.
+  std::vector<std::int64_t> strides;
 };
 
 /// The plan of all routes, groups and transfers of one trainer and its engines. It is deterministic: the same
@@ -122,9 +123,9 @@ class SPARSECAST_API FanoutPlan {
   /// wire order. Its digest is that of the canonical elements (TensorTable::digest_origin), so that the digests of
   /// routes add up to that of the canonical tensors.
   TensorTable route_table(std::size_t route) const;
-  /// Returns the locations of the route's regions in its source's memory, parallel to Route::regions.
+  /// Returns the locations of a route's regions in the memory of the rank that sends it, parallel to Route::regions.
   std::vector<RegionView> source_views(std::size_t route) const;
-  /// Returns the locations of the route's regions for one destination, parallel to Route::regions.
+  /// Returns the locations of a route's regions in the memory of one destination, parallel to Route::regions.
   std::vector<RegionView> destination_views(std::size_t route, const Destination& destination) const;
 
  private:
@@ -138,14 +139,15 @@ class SPARSECAST_API FanoutPlan {
   std::vector<Transfer> transfers_;
   std::uint32_t rounds_ = 0;
   Hash128 hash_;
-  /// Index into table_, or all ones, by participant (the trainer, then engines) and index into its layout's table.
+  /// Index into table_ of each tensor of a participant's table; all ones for a tensor that is not sent. tensor_of_[0]
+  /// is the trainer's, tensor_of_[e + 1] that of engine e.
   std::vector<std::vector<std::uint32_t>> tensor_of_;
 };
 
 /// Returns the trainer's layout for the plan that follows `plan`, once `plan` has been executed. Each shard is cut into
 /// the part that its rank sends, for which the rank knows the receivers' bytes (has_base is true), and the rest
-/// (has_base is false). Elements that no rank sends keep their flag. A plan only uses ranks with a base as sources, and
-/// making it fails when there is none.
+/// (has_base is false). Elements that no rank sends keep their flag. A plan only uses ranks with a base as sources;
+/// when no rank has a base for some element, making the plan fails.
 SPARSECAST_API Layout mark_bases(const FanoutPlan& plan);
 
 // Predicts the cost of a sync by a fan-out plan from end to end, by a simple model. The phases, in the order in which a
@@ -170,19 +172,19 @@ SPARSECAST_API Layout mark_bases(const FanoutPlan& plan);
 
 /// Costs of a rank's own work, on the host or the device that holds its weights. By default the work takes no time.
 struct EndCost {
-  double detect_seconds_per_byte = 0;    ///< For each dense byte that the rank sends.
-  double encode_seconds_per_change = 0;  ///< Includes the digest of the changed elements.
-  double pass_seconds = 0;               ///< Fixed cost of a pass: launches, copies and waits. Part of encoding.
-  double verify_seconds_per_change = 0;
-  double verify_seconds = 0;            ///< Fixed cost of verifying, once a sync.
-  double apply_seconds_per_change = 0;  ///< Includes the digest of the changed elements.
-  double apply_seconds = 0;             ///< Fixed cost of applying, once a sync.
-  bool overlapped = true;               ///< Whether encoding, wire and verifying overlap, as on hosts.
+  double detect_seconds_per_byte = 0;    ///< Time to detect changes, per byte of all elements that the rank sends.
+  double encode_seconds_per_change = 0;  ///< Time to encode, per changed element, its digest included.
+  double pass_seconds = 0;               ///< Fixed time of a pass, counted as encoding: launches, copies and waits.
+  double verify_seconds_per_change = 0;  ///< Time to verify received records, per changed element.
+  double verify_seconds = 0;             ///< Fixed time of verifying, per sync.
+  double apply_seconds_per_change = 0;   ///< Time to apply, per changed element, its digest included.
+  double apply_seconds = 0;              ///< Fixed time of applying, per sync.
+  bool overlapped = true;                ///< Whether encoding, wire and verifying overlap in time, as on hosts.
 };
 
 /// Costs of bf16 weights that lie in one piece in host memory, on one thread of an AMD EPYC (Zen 4) at 1 % of changes,
-/// measured (bench/results/2026-11-23-plan.md): the scan at 38.9 GB/s of current and old bytes, and nanoseconds a
-/// change.
+/// measured (bench/results/2026-11-23-plan.md): the scan at 38.9 GB/s of current and old bytes, and nanoseconds per
+/// changed element.
 inline constexpr EndCost kHostEnds{.detect_seconds_per_byte = 51.4e-12,
                                    .encode_seconds_per_change = 8.55e-9,
                                    .verify_seconds_per_change = 4.9e-9,
@@ -204,12 +206,13 @@ inline constexpr EndCost kDeviceEnds{.detect_seconds_per_byte = 2 / 3.0e12,
                                      .overlapped = false};
 
 struct CostModel {
-  double node_bytes_per_second = 400e9;      ///< Bandwidth of a rank to ranks on its node.
-  double world_bytes_per_second = 50e9;      ///< Bandwidth of a rank to ranks on other nodes.
-  double latency_seconds = 50e-6;            ///< Latency of a transfer, and of the exchange before a round.
-  double density = 0.01;                     ///< Changed elements, as a share of all elements.
-  double wire_bytes_per_byte = 0.01 * 0.65;  ///< Bytes of delta per dense byte: 1 % of bf16 elements at 1.3 bytes each.
-  EndCost ends = kDeviceEnds;                ///< Work of every rank.
+  double node_bytes_per_second = 400e9;  ///< Bandwidth from a rank to ranks on the same node.
+  double world_bytes_per_second = 50e9;  ///< Bandwidth from a rank to ranks on other nodes.
+  double latency_seconds = 50e-6;        ///< Latency of a transfer, and of the exchange of heads before a round.
+  double density = 0.01;                 ///< Number of changed elements divided by the number of all elements.
+  /// Bytes of delta per byte of all elements: 1 % of bf16 elements at 1.3 bytes each.
+  double wire_bytes_per_byte = 0.01 * 0.65;
+  EndCost ends = kDeviceEnds;  ///< Costs of the own work of every rank.
   /// Latency in seconds of one exchange of all ranks with the coordinator, assumed to be that of a transfer. A sync has
   /// three: the agreement that all ranks have staged, the votes, and the decision.
   double vote_seconds = 50e-6;
@@ -225,9 +228,9 @@ struct PhaseTimes {
   double encode_seconds = 0;
   double wire_seconds = 0;
   double verify_seconds = 0;
-  double agree_seconds = 0;  ///< The agreement that all ranks have staged.
+  double agree_seconds = 0;  ///< Time of the agreement that all ranks have staged.
   double apply_seconds = 0;
-  double vote_seconds = 0;  ///< Votes and decision.
+  double vote_seconds = 0;  ///< Time of the votes and the decision.
 
   double total() const noexcept {
     return detect_seconds + encode_seconds + wire_seconds + verify_seconds + agree_seconds + pause();
@@ -241,15 +244,15 @@ struct PhaseTimes {
 struct RankCost {
   int rank = 0;  ///< World rank.
   double sent_bytes = 0;
-  double received_bytes = 0;  ///< Bytes of routes to this rank.
-  double foreign_bytes = 0;   ///< Bytes for other members of its groups, received and dropped.
+  double received_bytes = 0;  ///< Bytes of the routes to this rank.
+  double foreign_bytes = 0;   ///< Bytes for other members of the rank's groups, which it receives and drops.
   /// Time for which the rank is at work in each phase. Phases that overlap add up to more than the time of the sync.
   PhaseTimes work;
-  double finish_seconds = 0;         ///< Time at which its last transfer ends.
-  double staged_seconds = 0;         ///< Time at which it has sent and verified everything.
-  std::uint64_t weight_bytes = 0;    ///< Memory of its local tensors.
+  double finish_seconds = 0;         ///< Time at which the rank's last transfer ends.
+  double staged_seconds = 0;         ///< Time at which the rank has sent and verified everything.
+  std::uint64_t weight_bytes = 0;    ///< Memory of the rank's local tensors.
   std::uint64_t snapshot_bytes = 0;  ///< Memory of a trainer rank's copy of the elements that it sends.
-  double staging_bytes = 0;          ///< Memory of one delta of the elements that it sends or receives for itself.
+  double staging_bytes = 0;  ///< Memory of one delta of the elements that the rank sends or receives for itself.
 };
 
 struct TransferTime {

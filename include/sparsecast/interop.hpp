@@ -22,8 +22,10 @@ namespace sparsecast {
 
 /// Encoding of positions in a packed flush.
 enum class PackedEncoding {
-  kIndices,  ///< "indices": int32 element indices.
-  kDeltas,   ///< "deltas": gaps idx[k] - idx[k-1] - 1, idx[-1] = -1; uint16, or uint32 for a whole parameter.
+  kIndices,  ///< The encoding "indices": int32 element indices.
+  /// The encoding "deltas": gaps idx[k] - idx[k-1] - 1, where idx[-1] = -1, as uint16, or as uint32 for a whole
+  /// parameter.
+  kDeltas,
 };
 
 /// Part of a flush that belongs to one parameter: a range of bytes in `positions`, and of elements in `values`.
@@ -45,7 +47,7 @@ struct SPARSECAST_API PackedFlush {
   Bytes values;
   std::vector<PackedParam> params;
 
-  /// Returns the list of DeltaParam objects as JSON.
+  /// Returns the manifest as JSON: the list of DeltaParam objects, one per parameter.
   std::string params_json(const TensorTable& table) const;
   /// Returns `hash(positions) ^ (hash(values) << 1)`, where hash is torch.hash_tensor, in decimal (up to 65 bits).
   /// Throws Error{kUnsupported} for the 8-bit floating dtypes, for which PyTorch has no such hash.
@@ -56,16 +58,17 @@ struct SPARSECAST_API PackedFlush {
 };
 
 /// Collects patches into flushes. A flush has one dtype and at most `flush_bytes` of positions and values, unless a
-/// single patch is larger. At most one open flush a dtype is kept in memory.
+/// single patch is larger. At most one unfinished flush per dtype is kept in memory.
 class SPARSECAST_API PackedFlusher {
  public:
   using Sink = std::function<void(PackedFlush&&)>;
-  /// `table` outlives the flusher.
+  /// Passes full flushes to `sink`. `table` must outlive the flusher.
   PackedFlusher(const TensorTable& table, PackedEncoding encoding, std::uint64_t flush_bytes, Sink sink);
 
-  /// Throws Error{kUnsupported} for a tensor of numbers of 4 or 6 bits (is_pair, is_fp6), which the format cannot name.
+  /// Adds a patch to the flush of its dtype, after passing that flush to the sink if it has no room. Throws
+  /// Error{kUnsupported} for a tensor of numbers of 4 or 6 bits (is_pair, is_fp6), which the format cannot name.
   void add(const TensorPatch& patch);
-  /// Passes all open flushes to the sink. add() must not be called afterwards.
+  /// Passes all unfinished flushes to the sink. add() must not be called afterwards.
   void finish();
 
  private:
@@ -82,13 +85,14 @@ class SPARSECAST_API PackedFlusher {
 /// indices, then the values.
 class SPARSECAST_API VllmUpdate {
  public:
-  /// `table` outlives the object.
+  /// `table` must outlive the object.
   explicit VllmUpdate(const TensorTable& table) : table_(table) {}
   /// Adds a patch. Throws Error{kUnsupported} for patches that the receiver would reject midway: a tensor that is not
   /// floating, or a NaN.
   void add(const TensorPatch& patch);
   bool empty() const noexcept { return tensors_.empty(); }  ///< Returns true when there is nothing to send.
-  /// Returns {"names": [...], "dtype_names": [...], "shapes": [[...]], "num_updates_list": [...]}.
+  /// Returns the update info as JSON: {"names": [...], "dtype_names": [...], "shapes": [[...]], "num_updates_list":
+  /// [...]}.
   std::string json() const;
 
  private:
@@ -104,7 +108,7 @@ enum class ForeignFamily {
   kPacked,  ///< Version directories of `__positions__` and `__values__` with a manifest.
 };
 
-/// Formats that can be written.
+/// Formats in which a version can be written; each entry says under which name.
 enum class ForeignFormat {
   kTrl,             ///< `deltas/step_N.safetensors`
   kSlimeXor,        ///< `weight_vN/`
@@ -116,26 +120,29 @@ enum class ForeignFormat {
   kVllm,  ///< `update_N.safetensors`: the tensors that vLLM's sparse engine takes, and their update info.
 };
 
-/// Returns the name of a family ("trl", "slime", ...) or a format ("slime-xor", "packed-deltas-zstd", ...).
+/// Returns the name of a family: "trl", "slime", ...
 SPARSECAST_API std::string_view to_string(ForeignFamily family) noexcept;
+/// Returns the name of a format: "slime-xor", "packed-deltas-zstd", ...
 SPARSECAST_API std::string_view to_string(ForeignFormat format) noexcept;
+/// Returns the family of this name; nullopt for any other name.
 SPARSECAST_API std::optional<ForeignFamily> foreign_family_from_name(std::string_view name) noexcept;
+/// Returns the format of this name; nullopt for any other name.
 SPARSECAST_API std::optional<ForeignFormat> foreign_format_from_name(std::string_view name) noexcept;
 
 /// One version found on disk, whose content has not been read yet.
 struct ForeignStep {
   ForeignFamily family = ForeignFamily::kTrl;
-  std::string path;                           ///< A file, or a version directory.
+  std::string path;                           ///< Path of a file, or of a version directory.
   bool full = false;                          ///< True when the step holds all tensors instead of a difference.
   std::optional<std::uint64_t> version;       ///< Version from the files, else from the name; nullopt without either.
-  std::optional<std::uint64_t> base_version;  ///< Base version from the files.
+  std::optional<std::uint64_t> base_version;  ///< Base version from the files; nullopt when they have none.
 };
 
-/// Returns the versions at `path` in ascending order: the version that `path` itself is, or the versions in that
-/// directory. Without `family`, the family is recognised from the files. In a TRL directory with `deltas/` and
-/// `anchors/`, an anchor is used only where the delta of its version is missing. Throws Error{kUsage} when nothing is
-/// recognised, Error{kIncomplete} for a version directory that its writer has not finished, Error{kCorrupt} for
-/// malformed headers or indices.
+/// Returns the versions at `path` in ascending order. `path` is one version, or a directory of versions. Without
+/// `family`, the family is recognised from the files. In a TRL directory with `deltas/` and `anchors/`, an anchor is
+/// used only where the delta of its version is missing. Throws Error{kUsage} when nothing is recognised,
+/// Error{kIncomplete} for a version directory that its writer has not finished, Error{kCorrupt} for malformed headers
+/// or indices.
 SPARSECAST_API std::vector<ForeignStep> find_foreign_steps(FileSystem& fs, const std::string& path,
                                                            std::optional<ForeignFamily> family = std::nullopt);
 
@@ -151,15 +158,15 @@ SPARSECAST_API CommitRecord read_foreign_step(FileSystem& fs, const ForeignStep&
 
 struct ForeignWriteOptions {
   ForeignFormat format = ForeignFormat::kTrl;
-  std::string checksum = "xxh3-128";  ///< Checksum for slime: "xxh3-128" or "adler32".
+  std::string checksum = "xxh3-128";  ///< Kind of checksum in slime's files: "xxh3-128" or "adler32".
   /// Maximum bytes of one file's payload, which has at least one tensor (packed and verl: positions and values of a
   /// flush; slime: frames of a file).
   std::uint64_t bucket_bytes = std::uint64_t{512} << 20;
 };
 
 /// Writes the changes that `delta` makes to `base` in another system's format, under that system's file names in
-/// `directory` (created when missing), and returns the paths. Each path appears whole or not at all. The caller
-/// guarantees that `base` has the delta's base digest. Throws Error{kUsage} when such a path exists already,
+/// `directory` (created when missing), and returns the paths. Each file or directory appears whole or not at all. The
+/// caller guarantees that `base` has the delta's base digest. Throws Error{kUsage} when such a path exists already,
 /// Error{kUnsupported} for changes that the format cannot represent, Error{kDigestMismatch} when the result does not
 /// have the digest that the delta promises.
 SPARSECAST_API std::vector<std::string> write_foreign_step(FileSystem& fs, const DeltaFile& delta,
@@ -167,7 +174,7 @@ SPARSECAST_API std::vector<std::string> write_foreign_step(FileSystem& fs, const
                                                            const ForeignWriteOptions& options);
 
 /// Writes the state of `checkpoint` as a full version: TRL `anchors/step_N.safetensors`, slime `weight_vN/` (other
-/// formats have none: Error{kUsage}). Returns its path, which must not exist before.
+/// formats have no full versions: Error{kUsage}). Returns the path of the version, which must not exist before.
 SPARSECAST_API std::string write_foreign_anchor(FileSystem& fs, const Checkpoint& checkpoint, std::uint64_t version,
                                                 const std::string& directory, ForeignFormat format);
 

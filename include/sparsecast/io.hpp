@@ -16,12 +16,13 @@ namespace sparsecast {
 /// An open file. Every call throws Error{kIo} that names the path, the operation and errno.
 class SPARSECAST_API File {
  public:
-  virtual ~File() = default;  ///< Closes; an error on close is not reported, so sync() first.
+  virtual ~File() = default;  ///< Closes the file. An error on close is not reported, so call sync() first.
   virtual std::uint64_t size() = 0;
-  /// Reads exactly buffer.size() bytes; a short file is Error{kIo}.
+  /// Fills `buffer` with the bytes from `offset` on; a file that ends earlier is Error{kIo}.
   virtual void read_at(std::uint64_t offset, std::span<std::byte> buffer) = 0;
-  /// Writes all of buffer (loops over short writes and EINTR).
+  /// Writes all of `buffer` from `offset` on; repeats short writes and interrupted calls (EINTR).
   virtual void write_at(std::uint64_t offset, std::span<const std::byte> buffer) = 0;
+  /// Sets the size of the file; new bytes are zero.
   virtual void truncate(std::uint64_t size) = 0;
   /// Makes the content durable by fsync. After a failure the file's content is unknown, and a later success proves
   /// nothing.
@@ -29,11 +30,11 @@ class SPARSECAST_API File {
 };
 
 enum class OpenMode {
-  kRead,             ///< Must exist.
-  kReadWrite,        ///< Must exist.
-  kCreate,           ///< Created or truncated.
-  kCreateExclusive,  ///< Must not exist.
-  kCreatePrivate,    ///< Must not exist; only its owner may read and write it.
+  kRead,             ///< The file must exist, and is only read.
+  kReadWrite,        ///< The file must exist.
+  kCreate,           ///< The file is created, or an existing one is truncated.
+  kCreateExclusive,  ///< The file must not exist, and is created.
+  kCreatePrivate,    ///< The file must not exist, and is created so that only its owner may read and write it.
 };
 
 /// Interface through which the library makes all file system calls, so that tests can inject every failure and
@@ -45,7 +46,7 @@ class SPARSECAST_API FileSystem {
   virtual std::unique_ptr<File> open(const std::string& path, OpenMode mode) = 0;
   virtual bool exists(const std::string& path) = 0;
   virtual bool is_directory(const std::string& path) = 0;
-  /// Returns whether the name itself is a symbolic link, whatever its target. Returns false in a file system without
+  /// Returns true when `path` itself is a symbolic link, whatever its target. Returns false in a file system without
   /// links.
   virtual bool is_link(const std::string& path);
   /// Returns the number of names (hard links) of a file; 1 in a file system without hard links.
@@ -54,28 +55,34 @@ class SPARSECAST_API FileSystem {
   /// links.
   virtual std::string resolved(const std::string& path);
   /// Adds the name `to`, which must not exist, to the file `from`, or to the symbolic link itself if `from` is a link.
-  /// Returns false in a file system without hard links.
+  /// Returns true then, and false in a file system without hard links.
   virtual bool link(const std::string& from, const std::string& to);
-  virtual void make_directory(const std::string& path) = 0;  ///< Parent must exist; an existing directory is fine.
-  virtual bool is_private(const std::string& path) = 0;  ///< True when only its owner may read, write or execute it.
-  virtual std::vector<std::string> list(const std::string& path) = 0;  ///< Entry names, sorted; no "." and "..".
+  /// Makes a directory, whose parent must exist; an existing directory is no error.
+  virtual void make_directory(const std::string& path) = 0;
+  /// Returns true when only the owner of the file may read, write or execute it.
+  virtual bool is_private(const std::string& path) = 0;
+  /// Returns the names of the directory's entries, sorted, without "." and "..".
+  virtual std::vector<std::string> list(const std::string& path) = 0;
   virtual void rename(const std::string& from, const std::string& to) = 0;
   /// Renames without replacing another file: returns false when `to` exists, and `from` then stays. Of any number of
   /// racing callers one succeeds. A crash may leave both names. Uses link() and remove, or renameat2 where there are no
   /// hard links.
   virtual bool rename_exclusive(const std::string& from, const std::string& to) = 0;
-  virtual void remove(const std::string& path) = 0;          ///< File or empty directory.
-  virtual void sync_directory(const std::string& path) = 0;  ///< Makes creations and renames in it durable.
+  virtual void remove(const std::string& path) = 0;  ///< Removes a file or an empty directory.
+  /// Makes the creations, renames and removals of the directory's entries durable.
+  virtual void sync_directory(const std::string& path) = 0;
   virtual std::chrono::system_clock::time_point modified(
-      const std::string& path) = 0;                              ///< Returns the time of the last write.
-  virtual std::chrono::steady_clock::time_point now() = 0;       ///< Monotonic clock, used for deadlines.
-  virtual std::chrono::system_clock::time_point wall_now() = 0;  ///< Wall clock, used for time stamps; may jump.
+      const std::string& path) = 0;  ///< Returns the time of the last write.
+  /// Returns the time of a monotonic clock, which deadlines use.
+  virtual std::chrono::steady_clock::time_point now() = 0;
+  /// Returns the time of the wall clock, which may jump; for time stamps.
+  virtual std::chrono::system_clock::time_point wall_now() = 0;
 
   /// Returns the operating system's file system (POSIX).
   static FileSystem& posix();
 };
 
-/// Reads a whole file into memory. Throws Error{kIo}.
+/// Returns the content of a whole file. Throws Error{kIo}.
 SPARSECAST_API std::vector<std::byte> read_file(FileSystem& fs, const std::string& path);
 
 /// Returns the directory part of a path: "dir" for "dir/name", "." when there is none.
@@ -93,8 +100,10 @@ class SPARSECAST_API AtomicFile {
   void append(std::span<const std::byte> bytes);
   std::uint64_t size() const noexcept { return size_; }
   File& file() noexcept { return *file_; }
+  /// Makes the appended bytes the content of the file at `path`, replacing an existing file; durable on return.
   void commit();
-  /// Commits without replacing another file: returns false when `path` exists, and the temporary file is removed.
+  /// Commits without replacing another file. Returns true when the file was made; returns false, and removes the
+  /// temporary file, when `path` exists.
   bool commit_exclusive();
 
  private:

@@ -20,7 +20,7 @@
 
 namespace sparsecast {
 
-/// A tensor in a layout has at most this many dimensions.
+/// Maximum number of dimensions of a tensor in a layout.
 inline constexpr std::size_t kMaxLayoutDims = 8;
 
 /// A rectangular part of a canonical tensor: elements [offset, offset + extent) in each dimension. A scalar's box has
@@ -31,7 +31,8 @@ struct SPARSECAST_API Box {
 
   /// Returns the product of the extents; 0 when an extent is 0, and 2^64 - 1 when the product is larger.
   std::uint64_t elements() const noexcept;
-  bool contains(const Box& other) const noexcept;  ///< False for a box of another number of dimensions.
+  /// Returns true when `other` lies within this box; false for a box of another number of dimensions.
+  bool contains(const Box& other) const noexcept;
   friend bool operator==(const Box&, const Box&) = default;
   friend auto operator<=>(const Box&, const Box&) = default;
 };
@@ -41,7 +42,7 @@ SPARSECAST_API Box whole_box(const std::vector<std::uint64_t>& shape);
 /// Returns the intersection of two boxes of one tensor; nullopt when it is empty, or when their numbers of dimensions
 /// differ.
 SPARSECAST_API std::optional<Box> intersect(const Box& a, const Box& b);
-/// Returns text such as "[0:128,64:128]"; "[]" for a scalar.
+/// Returns the box as text, "[begin:end]" for each dimension: "[0:128,64:128]"; "[]" for a scalar.
 SPARSECAST_API std::string to_string(const Box& box);
 
 /// A tensor in the memory of a rank: `elements` contiguous elements, aligned to an element.
@@ -55,13 +56,13 @@ struct LocalTensor {
 /// A box of a canonical tensor and its location in a local tensor. Element (i, j, ...) of the box, counted from the
 /// box's first element, is element first + i * strides[0] + j * strides[1] + ... of the local tensor.
 struct Shard {
-  std::uint32_t tensor = 0;  ///< Index into the layout's table.
+  std::uint32_t tensor = 0;  ///< Index, into the layout's table, of the canonical tensor.
   Box box;
-  std::uint32_t local = 0;  ///< Index into the rank's tensors.
+  std::uint32_t local = 0;  ///< Index, into RankLayout::tensors, of the local tensor.
   std::uint64_t first = 0;  ///< Index of the box's first element in the local tensor.
-  /// Strides in elements, one a dimension, none negative. The strides of dimensions with more than one element must
-  /// nest, in any order: each exceeds the largest offset that all smaller ones reach together, as in a slice of a
-  /// tensor, transposed or not.
+  /// Strides in elements of the local tensor, one per dimension of the box, none negative. The strides of dimensions
+  /// with more than one element must nest, in any order: each exceeds the largest offset that all smaller ones reach
+  /// together, as in a slice of a tensor, transposed or not.
   std::vector<std::int64_t> strides;
   /// Whether this rank knows the bytes that receivers hold, so that it can send the shard (trainer only). False where
   /// another rank has been sending it (mark_bases).
@@ -76,8 +77,8 @@ struct RankLayout {
   friend bool operator==(const RankLayout&, const RankLayout&) = default;
 };
 
-/// Two names of one tensor (tied embeddings, shared draft heads). `alias` holds the elements that are sent for
-/// `original`.
+/// Two names of one tensor (tied embeddings, shared draft heads). `alias` holds the same elements as `original`, and
+/// only those of `original` are sent.
 struct TiedTensor {
   std::string alias;
   std::string original;
@@ -88,7 +89,8 @@ struct TiedTensor {
 class SPARSECAST_API Layout {
  public:
   static constexpr std::size_t kMaxRanks = std::size_t{1} << 16;
-  static constexpr std::size_t kMaxShards = std::size_t{1} << 24;  ///< Maximum over all ranks; also of local tensors.
+  /// Maximum number of shards over all ranks, and of local tensors over all ranks.
+  static constexpr std::size_t kMaxShards = std::size_t{1} << 24;
 
   /// `table` names every tensor that a shard or a tie refers to. Shards whose local memory overlaps must hold exactly
   /// the same elements. Names that share the same memory must be tied. Several shards may hold the same canonical
@@ -121,11 +123,13 @@ class SPARSECAST_API Layout {
   Hash128 hash_;
 };
 
-/// Return references to the local tensors of a rank, of the layout's dtypes: in host memory, or at these addresses of a
-/// device. Throw Error{kUsage} that names rank and tensor unless `tensors` has one entry for each local tensor, of its
-/// size.
+/// Returns references to the local tensors of a rank, of the layout's dtypes, in host memory. Throws Error{kUsage} that
+/// names rank and tensor unless `tensors` has the bytes of each local tensor, in order.
 SPARSECAST_API std::vector<TensorRef> refs_to(const Layout& layout, std::size_t rank,
                                               const std::vector<MutableBytes>& tensors);
+/// Returns references to the local tensors of a rank, of the layout's dtypes, at the addresses `d_tensors` in the
+/// memory of `device`. Throws Error{kUsage} that names rank and tensor unless there is one address for each local
+/// tensor.
 SPARSECAST_API std::vector<TensorRef> refs_to(const Layout& layout, std::size_t rank,
                                               const std::vector<void*>& d_tensors, int device);
 
@@ -137,38 +141,45 @@ struct MeshAxis {
   std::uint32_t size = 1;
 };
 
-/// Axes of a mesh of ranks, the slowest first: on {pp, dp, tp} rank ((pp * DP) + dp) * TP + tp has (pp, dp, tp).
+/// Axes of a mesh of ranks, the slowest first. On axes {pp, dp, tp} of sizes PP, DP and TP, the rank at coordinates
+/// (pp, dp, tp) is (pp * DP + dp) * TP + tp.
 using Mesh = std::vector<MeshAxis>;
 
-/// Axes that together cut a tensor, the slowest first: on {dp, tp} a rank is part dp * TP + tp of DP * TP. Empty: no
-/// cut.
+/// Names of the axes that together cut a tensor, the slowest first. On axes {dp, tp} of sizes DP and TP, the rank at
+/// coordinates (dp, tp) holds part dp * TP + tp of DP * TP parts. Empty: the tensor is not cut.
 using Axes = std::vector<std::string>;
 
-/// Ranks with one of these coordinates on an axis.
+/// Condition on a rank: its coordinate on `axis` is one of `coordinates`.
 struct AxisCondition {
   std::string axis;
   std::vector<std::uint32_t> coordinates;
 };
-/// Ranks that meet all conditions; all ranks when there are none.
+/// Conditions that select ranks: those that meet all of them. Empty: all ranks.
 using Where = std::vector<AxisCondition>;
 
-/// DTensor's Shard(dim): chunks of ceil(n / parts) elements, so later parts may be smaller or empty (torch.chunk).
+/// DTensor's Shard(dim): cuts dimension `dim`, of n elements, into chunks of ceil(n / parts) elements, one for each
+/// part of `axes`. Later chunks may be smaller or empty, as torch.chunk makes them.
 struct Placement {
   std::size_t dim = 0;
   Axes axes;
 };
 
-/// Rule by which a local tensor is made of canonical tensors. "Rows" are dimension 0. A local tensor of several
-/// canonical tensors holds their parts one after another along the rows; all other dimensions must agree.
+/// Rule by which a local tensor is made of canonical tensors. "Rows" are dimension 0, and "parts" are those of `axes`.
+/// A local tensor of several canonical tensors holds their parts one after another along the rows; all other dimensions
+/// must agree.
 struct SPARSECAST_API Cut {
   enum class Rule {
-    kReplicate,       ///< Whole tensors.
-    kShard,           ///< `placements`.
-    kColumnParallel,  ///< Equal parts of the rows; parts of several tensors follow one another.
-    kRowParallel,     ///< Equal parts of dimension 1.
-    kVocabParallel,   ///< Rows padded to a multiple of `multiple`, then equal parts.
-    kLinearQkv,       ///< Tensors q, k, v: each KV group's query heads, k and v; equal parts of these.
-    kQkvProj,         ///< Tensors q, k, v: a part's query heads, then its KV heads, repeated if fewer than parts.
+    kReplicate,  ///< Each rank holds the whole tensors.
+    kShard,      ///< Each rank holds the chunk that `placements` gives it.
+    /// Each rank holds an equal part of the rows of each tensor; its parts of several tensors follow one another.
+    kColumnParallel,
+    kRowParallel,    ///< Each rank holds an equal part of dimension 1.
+    kVocabParallel,  ///< The rows are padded to a multiple of `multiple`; each rank holds an equal part of them.
+    /// Tensors q, k, v: for each KV group its query heads, then k and v; each rank holds an equal part of all groups.
+    kLinearQkv,
+    /// Tensors q, k, v: each rank holds its query heads, then its KV heads, which several ranks hold if there are fewer
+    /// of them than ranks.
+    kQkvProj,
   };
 
   Rule rule = Rule::kReplicate;
@@ -176,36 +187,40 @@ struct SPARSECAST_API Cut {
   std::vector<Placement> placements;
   std::uint64_t multiple = 1;
   std::uint64_t query_heads = 0;
-  std::uint64_t kv_heads = 0;  ///< KV groups.
+  std::uint64_t kv_heads = 0;  ///< Number of KV heads; for kLinearQkv, of KV groups.
 
-  /// Whole tensors; for several tensors this is SGLang's fused_qkv_a_proj_with_mqa.
+  /// Returns the cut that keeps tensors whole; with several tensors this is SGLang's fused_qkv_a_proj_with_mqa.
   static Cut replicate() { return {}; }
-  /// FSDP2: Shard(0) over these axes; HSDP names only the axes that shard.
+  /// Returns the cut of FSDP2: Shard(0) over these axes. HSDP names only the axes that shard.
   static Cut fsdp2(Axes axes) { return dtensor({{0, std::move(axes)}}); }
-  /// Placements applied in this order, each to the part that the previous one has left. FSDP2 over TP cuts TP's parts
-  /// (_StridedShard), so TP comes first. Axes without a placement replicate.
+  /// Returns the cut by placements that are applied in this order, each to the part that the previous one has left.
+  /// FSDP2 over TP cuts TP's parts (_StridedShard), so TP comes first. The tensor is replicated over axes without a
+  /// placement.
   static Cut dtensor(std::vector<Placement> placements);
-  /// ColumnParallelLinear; for several tensors MergedColumnParallelLinear (gate_up_proj) and Megatron's linear_fc1.
+  /// Returns the cut of ColumnParallelLinear; with several tensors, that of MergedColumnParallelLinear (gate_up_proj)
+  /// and of Megatron's linear_fc1.
   static Cut column_parallel(Axes axes);
-  /// RowParallelLinear.
+  /// Returns the cut of RowParallelLinear.
   static Cut row_parallel(Axes axes);
-  /// VocabParallelEmbedding. Rows are padded to a multiple of `multiple`: 64 in SGLang and vLLM,
+  /// Returns the cut of VocabParallelEmbedding. Rows are padded to a multiple of `multiple`: 64 in SGLang and vLLM,
   /// make_vocab_size_divisible_by * TP in Megatron.
   static Cut vocab_parallel(Axes axes, std::uint64_t multiple);
   static Cut gate_up(Axes axes) { return column_parallel(std::move(axes)); }
-  /// Megatron's linear_qkv. With more parts than KV groups, each part holds a piece of a group and nothing is
-  /// replicated, as in Megatron-core, which then gathers activations.
+  /// Returns the cut of Megatron's linear_qkv. With more parts than KV groups, each part holds a piece of a group and
+  /// nothing is replicated, as in Megatron-core, which then gathers activations.
   static Cut linear_qkv(Axes axes, std::uint64_t query_heads, std::uint64_t kv_groups);
-  /// QKVParallelLinear of SGLang and vLLM.
+  /// Returns the cut of QKVParallelLinear of SGLang and vLLM.
   static Cut qkv_proj(Axes axes, std::uint64_t query_heads, std::uint64_t kv_heads);
 };
 
 /// Distribution of a layer's experts over ranks.
 struct Experts {
   Axes axes;  ///< Axes that divide the experts into equal parts, in order.
-  /// Logical expert in each physical place, over all parts. Redundant experts occur several times (EPLB's map).
+  /// Number of the logical expert in each physical place, the places of all parts one after another. Redundant experts
+  /// occur several times (EPLB's map).
   std::vector<std::uint32_t> physical_to_logical;
-  /// Whether a rank's experts are one local tensor [experts, rows, columns]; otherwise there is one tensor a place.
+  /// When true, a rank's experts are one local tensor [experts, rows, columns]. When false, the rank has one local
+  /// tensor per place.
   bool stacked = true;
   /// Whether each expert's matrix is stored as [columns, rows], as for grouped GEMM.
   bool transposed = false;
@@ -238,15 +253,18 @@ class SPARSECAST_API LayoutBuilder {
   LayoutBuilder& nodes(const std::string& prefix, std::size_t ranks_per_node);
   /// Adds a canonical tensor.
   LayoutBuilder& tensor(TensorSpec spec);
+  /// Declares that the tensors `alias` and `original` hold the same elements, as in TiedTensor.
   LayoutBuilder& tie(const std::string& alias, const std::string& original);
 
-  /// Adds a local tensor to every rank of `where`. Ranks without elements, because of an uneven cut, get an empty one.
+  /// Adds a local tensor named `local`, made of the canonical `tensors` by the rule `cut`, to every rank of `where`.
+  /// Ranks without elements, because of an uneven cut, get an empty one.
   LayoutBuilder& add(const std::string& local, const std::vector<std::string>& tensors, const Cut& cut,
                      const Where& where = {});
-  /// Adds the experts' local tensors. In each of `tensors`, "{expert}" is replaced by the expert's number; a canonical
-  /// tensor without it is stacked, and its dimension 0 is the expert. When the experts are not stacked locally, `local`
-  /// has "{expert}" as well, which is replaced by the number of the place over all parts. `cut` cuts each expert's
-  /// matrix (expert-TP), and must not be kShard.
+  /// Adds the local tensors of a layer's experts to every rank of `where`; `experts` says which rank holds which
+  /// experts. In each name in `tensors`, "{expert}" is replaced by the expert's number; a canonical tensor without it
+  /// is stacked: its dimension 0 counts the experts. When the experts are not stacked locally, `local` has "{expert}"
+  /// as well, which is replaced by the number of the place over all parts. `cut` cuts each expert's matrix (expert-TP),
+  /// and must not be kShard.
   LayoutBuilder& add_experts(const std::string& local, const std::vector<std::string>& tensors, const Cut& cut,
                              const Experts& experts, const Where& where = {});
 
@@ -274,8 +292,10 @@ struct LayoutFileOptions {
 /// kUnsupported for another version of the format.
 SPARSECAST_API Layout parse_layout_json(std::string_view json, const std::string& name,
                                         const LayoutFileOptions& options = {});
+/// Reads the layout file at `path`; throws as parse_layout_json does, and Error{kIo}.
 SPARSECAST_API Layout read_layout_file(FileSystem& fs, const std::string& path, const LayoutFileOptions& options = {});
-/// Returns the explicit form, with every shard of every rank. parse_layout_json reads it back as an equal layout.
+/// Returns the layout as JSON in its explicit form, which lists every shard of every rank. parse_layout_json reads it
+/// back as an equal layout.
 SPARSECAST_API std::string layout_to_json(const Layout& layout);
 
 }  // namespace sparsecast

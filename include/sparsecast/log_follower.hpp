@@ -20,7 +20,7 @@ namespace sparsecast {
 struct CatchUpPath {
   std::optional<AnchorRef> anchor;
   std::vector<DeltaRef> deltas;
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;  ///< Bytes of the anchor and the deltas.
 };
 
 /// Returns the cheapest path from `from` to `to` by bytes + objects * `object_cost_bytes`, where `object_cost_bytes` is
@@ -57,17 +57,19 @@ class SPARSECAST_API FollowerTarget {
   virtual std::string scratch_directory() = 0;
 };
 
-/// Receives the progress of a phase ("fetching", "applying", "reading", ...) in bytes, in any thread. May be empty.
+/// Function that receives the progress of a phase ("fetching", "applying", "reading", ...): the bytes done so far, and
+/// the bytes in total. Called in any thread. May be empty.
 using FollowerProgress = std::function<void(const char* phase, std::uint64_t done, std::uint64_t total)>;
-using FollowerNote = std::function<void(const std::string& sentence)>;  ///< Receives messages for people; may be empty.
+/// Function that receives messages for people; may be empty.
+using FollowerNote = std::function<void(const std::string& sentence)>;
 
 struct CheckpointTargetOptions {
   int threads = 1;
   /// When false, pages are patched in place with a durable undo record, without a second copy. When true, each version
   /// is made in a copy that is renamed into place, so that readers of the old files are not disturbed.
   bool copy_on_write = false;
-  /// Before a delta with `context` positions is applied, it is also written with `packed` positions below `path` +
-  /// ".follow/plain/". A compaction with this checkpoint as its mirror reads and removes these copies.
+  /// Whether each delta with `context` positions, before it is applied, is also written with `packed` positions below
+  /// `path` + ".follow/plain/". A compaction with this checkpoint as its mirror reads and removes these copies.
   bool keep_plain = false;
   /// Whether an anchor may replace a checkpoint of other tensors, or files that cannot be read. When false, an anchor
   /// is written only where no weights exist, over a checkpoint of the log's tensors, or over files that a target like
@@ -87,7 +89,7 @@ struct CheckpointTargetOptions {
 ///
 /// Temporary files and the follower's state are kept in `path` + ".follow/", on the same file system. Only one process
 /// may use it at a time; the caller takes an advisory lock (as the command does). Memory: one frame, and two windows of
-/// at most 32 MiB a thread. Disk: the undo record (about as large as the delta) when patching in place, otherwise one
+/// at most 32 MiB per thread. Disk: the undo record (about as large as the delta) when patching in place, otherwise one
 /// more copy. An anchor also needs room for one more copy.
 SPARSECAST_API std::unique_ptr<FollowerTarget> make_checkpoint_target(FileSystem& fs, const std::string& path,
                                                                       const CheckpointTargetOptions& options);
@@ -115,8 +117,10 @@ struct FollowerNotification {
   /// to its environment. The notification has failed unless the program exits with 0; after the timeout the program is
   /// ended by SIGTERM, then SIGKILL.
   std::vector<std::string> command;
-  std::string url;          ///< Target of a POST of `json` plus "version", "digest" and "stream"; must answer 2xx.
-  std::string json = "{}";  ///< A JSON object.
+  /// URL to which `json` is sent by POST, with "version", "digest" and "stream" added; the answer must be 2xx. Empty:
+  /// none.
+  std::string url;
+  std::string json = "{}";  ///< The JSON object that is sent to `url`.
   std::chrono::milliseconds timeout{300'000};
 };
 
@@ -127,10 +131,12 @@ struct FollowerOptions {
   std::uint64_t read_ahead_bytes = std::uint64_t{1}
                                    << 30;  ///< Maximum bytes of fetched objects on disk (or one larger object).
   int fetch_threads = 4;  ///< Objects fetched concurrently; 0: one after another, in the thread of step().
+  /// Bytes that could be read in the time of one request; see cheapest_path().
   std::uint64_t object_cost_bytes = std::uint64_t{1} << 20;
-  bool merged = true;           ///< Merged deltas may be taken.
-  bool every_version = false;   ///< Apply every single delta (after an anchor), even when merged deltas are cheaper.
-  bool allow_rollback = false;  ///< Follow a log whose head is older than the one last seen.
+  bool merged = true;  ///< Whether merged deltas may be used.
+  /// Whether every single delta (after an anchor) is applied, even where merged deltas are cheaper.
+  bool every_version = false;
+  bool allow_rollback = false;  ///< Whether to follow a log whose head is older than the head last seen.
   FollowerNotification notify;
   FollowerProgress progress;
   FollowerNote note;
@@ -138,12 +144,12 @@ struct FollowerOptions {
 
 struct FollowReport {
   std::uint64_t version = 0;  ///< Version of the target now.
-  std::uint64_t head = 0;
+  std::uint64_t head = 0;     ///< Newest version of the log.
   std::uint64_t applied = 0;  ///< Number of applied deltas; a merged delta counts once.
   bool reseeded = false;      ///< True when the target was replaced from an anchor.
   std::uint64_t objects_read = 0;
   std::uint64_t bytes_read = 0;
-  double fetch_seconds = 0;  ///< Time that applying waited for objects.
+  double fetch_seconds = 0;  ///< Time for which applying waited for objects.
   double apply_seconds = 0;
 };
 
@@ -160,8 +166,8 @@ struct FollowReport {
 /// between the target and the head. Not thread-safe, except stop().
 class SPARSECAST_API LogFollower {
  public:
-  /// Reads the state file. Throws Error{kCorrupt} when it is damaged: it protects against going back, so an operator
-  /// must decide. `fs` outlives the follower.
+  /// Reads the state file at `state_path`, if there is one. Throws Error{kCorrupt} when the file is damaged: it
+  /// protects against going back, so an operator must decide. `fs` must outlive the follower.
   LogFollower(std::shared_ptr<ObjectStore> store, FileSystem& fs, std::string state_path,
               std::unique_ptr<FollowerTarget> target, FollowerOptions options);
   ~LogFollower();
@@ -177,7 +183,8 @@ class SPARSECAST_API LogFollower {
   /// is new), renews the lease, and continues after transient errors (kIo, kTimeout, kGone and kIncomplete), which it
   /// reports to `note`. `reported`, if any, is called after each step that has changed the target.
   void follow(std::chrono::milliseconds interval, const std::function<void(const FollowReport&)>& reported = nullptr);
-  void stop() noexcept;  ///< Ends follow() after the current delta. May be called in any thread or signal handler.
+  /// Makes follow() return after the current delta. May be called in any thread or signal handler.
+  void stop() noexcept;
 
   /// Returns the version of the target; nullopt until the first step has determined it.
   std::optional<std::uint64_t> version() const noexcept;

@@ -16,14 +16,14 @@ namespace sparsecast {
 
 struct LogPublisherOptions {
   LogWriterOptions writer;
-  DetectorOptions detection;  ///< How changes are found.
+  DetectorOptions detection;  ///< How changes in the tensors are found.
   /// Path of a checkpoint on this machine's disk that follows the log. Anchors are written from it, and a restart finds
   /// the base in it. It is created from an anchor when it does not exist. Empty: this publisher makes neither anchors
   /// nor merged deltas, which is left to a maintenance process (`sparsecast log compact`, `log anchor`).
   std::string mirror;
   std::string scratch;  ///< Existing directory for temporary files; empty: below `mirror` + ".follow".
-  bool merge = true;    ///< Make merged deltas in the background.
-  bool anchors = true;  ///< Write anchors in the background by writer.anchor_rule.
+  bool merge = true;    ///< Whether merged deltas are made in the background.
+  bool anchors = true;  ///< Whether anchors are written in the background, by writer.anchor_rule.
   /// Maximum duration of every wait. A publication that is not durable by then is reported, and the next call retries
   /// it.
   std::chrono::milliseconds deadline{120'000};
@@ -33,7 +33,7 @@ struct LogPublisherOptions {
 struct Publication {
   LogCommit commit;
   double encode_seconds = 0;
-  double upload_seconds = 0;  ///< Background upload of object and commit, in the attempt that succeeded.
+  double upload_seconds = 0;  ///< Time of the background upload of delta and commit, in the attempt that succeeded.
 };
 
 /// Publishes a trainer's weights to a delta log: detects and encodes in the caller's thread, uploads, commits and
@@ -67,12 +67,13 @@ class SPARSECAST_API LogPublisher {
   LogPublisher(const LogPublisher&) = delete;
   LogPublisher& operator=(const LogPublisher&) = delete;
 
-  /// Settles the previous publication (waits at most the deadline, and retries once if it had failed), encodes the
-  /// changes since, and passes them to the uploading thread. Returns the new version's number. When the previous
-  /// publication could not be settled, throws its error or kTimeout: nothing new was encoded then, and the call may be
-  /// repeated. Error{kFenced} is final. Changes made while a publication is unsettled are part of the next one.
-  /// `weights_ready`, for tensors on a device: the event after which the weights may be read (null: whatever the
-  /// detector's stream waits for). When the call returns, the weights may change.
+  /// Settles the previous publication (waits at most the deadline, and retries once if the publication had failed).
+  /// Then encodes the changes since, and passes them to the uploading thread. `label` becomes LogCommit::label. Returns
+  /// the new version's number. When the previous publication could not be settled, throws its error or kTimeout:
+  /// nothing new was encoded then, and the call may be repeated. Error{kFenced} is final. Changes made while a
+  /// publication is unsettled are part of the next one. `weights_ready`, for tensors on a device: the event after which
+  /// the weights may be read (null: whatever the detector's stream waits for). When the call returns, the weights may
+  /// change.
   std::uint64_t publish(const std::string& label = {}, CUevent_st* weights_ready = nullptr);
   /// Waits until the newest publication is durable. Throws kTimeout when it is not after `timeout` (the upload
   /// continues), or the publication's error: its outcome is then unknown, and the next wait() or publish() retries the
@@ -91,7 +92,7 @@ class SPARSECAST_API LogPublisher {
 
  private:
   struct State;
-  /// Throws Error{kUsage} in a forked child.
+  /// Returns the state. Throws Error{kUsage} in a forked child.
   State& here() const;
   std::shared_ptr<State> state_;  // Shared with the threads, which may outlive this object.
 };

@@ -14,7 +14,7 @@ SPARSECAST_API bool mpi_available() noexcept;
 
 /// Makes a channel over ranks [0, size) of an MPI communicator. MPI must be initialised (MPI_THREAD_FUNNELED is enough)
 /// and every rank of the communicator must call this together; the communicator is duplicated. `communicator` points to
-/// an MPI_Comm; null means MPI_COMM_WORLD (so that no MPI header is needed here). Messages over 2 GiB are cut into
+/// an MPI_Comm, so that no MPI header is needed here; null means MPI_COMM_WORLD. Messages over 2 GiB are cut into
 /// pieces. Throws Error{kUnsupported} without MPI. A broken channel leaves outstanding requests behind: the job can
 /// continue without it, but cannot call MPI_Finalize and must end with MPI_Abort, as docs/errors.md explains.
 SPARSECAST_API std::unique_ptr<Transport> make_mpi_transport(const void* communicator = nullptr);

@@ -17,7 +17,7 @@ struct CUstream_st;
 
 namespace sparsecast {
 
-/// Returns true for the floating dtypes; the others have no NaN to mark unchanged elements.
+/// Returns true for the floating dtypes; other dtypes have no NaN to mark unchanged elements.
 SPARSECAST_API bool is_nan_fillable(DType dtype) noexcept;
 
 /// Returns true when the storage bits of an element, in the low bits of `bits`, are a NaN of `dtype`, quiet or
@@ -30,7 +30,7 @@ SPARSECAST_API void nan_fill(DType dtype, MutableBytes elements);
 
 /// The two views of a masked copy. Both have the same shape, of at most 8 dimensions, and strides of their own, in
 /// elements. Empty strides: row-major without gaps. The elements of the destination must not overlap one another, nor
-/// those of the source.
+/// elements of the source.
 struct MaskedCopyLayout {
   DType dtype = DType::kBF16;
   std::vector<std::uint64_t> shape;  ///< Empty: one element. A zero: nothing is copied.
@@ -43,12 +43,13 @@ struct MaskedCopyLayout {
 /// or a layout that breaks the rules of MaskedCopyLayout.
 SPARSECAST_API void masked_copy(const MaskedCopyLayout& layout, const void* source, void* destination);
 
-/// Versions of nan_fill and masked_copy that run on the current device, on memory that it can access, aligned to its
-/// elements (Error{kUsage}). Each enqueues one kernel on `cuda_stream` (null: the default stream) and returns without
-/// waiting or allocating; the memory must stay unchanged until the kernel has run. Reads the source at full speed when
-/// both views are without gaps and the source is 16-byte aligned. Throws Error{kUnsupported} in a build without the
-/// device backend or without a device, {kIo} when the launch fails.
+/// Does the same as nan_fill on the current device, for `elements` elements in memory that the device can access,
+/// aligned to its elements (Error{kUsage}). Enqueues one kernel on `cuda_stream` (null: the default stream) and returns
+/// without waiting or allocating; the memory must stay unchanged until the kernel has run. Throws Error{kUnsupported}
+/// in a build without the device backend or without a device, {kIo} when the launch fails.
 SPARSECAST_API void device_nan_fill(DType dtype, void* d_elements, std::uint64_t elements, CUstream_st* cuda_stream);
+/// Does the same as masked_copy on the current device, with the rules of device_nan_fill. Reads the source at full
+/// speed when both views are without gaps and the source is 16-byte aligned.
 SPARSECAST_API void device_masked_copy(const MaskedCopyLayout& layout, const void* d_source, void* d_destination,
                                        CUstream_st* cuda_stream);
 

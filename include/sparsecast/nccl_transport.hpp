@@ -21,19 +21,20 @@ SPARSECAST_API bool nccl_available() noexcept;
 
 /// Description of the NCCL library in this process.
 struct NcclLibraryInfo {
-  int version = 0;             ///< 22809 is 2.28.9.
-  std::string path;            ///< The file that it was loaded from.
-  std::string chosen_because;  ///< "SPARSECAST_NCCL_LIBRARY", "already loaded by this process", "found by the loader".
-  std::vector<std::string> optional;  ///< Optional entry points that it has, for example "ncclCommShrink".
-  std::vector<std::string> absent;    ///< Optional entry points that it lacks; fallbacks replace them.
+  int version = 0;   ///< Version in NCCL's numbering: 22809 is 2.28.9.
+  std::string path;  ///< Path of the file that the library was loaded from.
+  /// Why this file was taken: "SPARSECAST_NCCL_LIBRARY", "already loaded by this process", "found by the loader".
+  std::string chosen_because;
+  std::vector<std::string> optional;  ///< Optional functions that the library has, for example "ncclCommShrink".
+  std::vector<std::string> absent;    ///< Optional functions that the library lacks, and that fallbacks replace.
 };
 
-/// Loads libnccl once a process: the file that the environment's SPARSECAST_NCCL_LIBRARY names, else the copy that is
-/// loaded already (for example torch's), else the one that the system's loader finds. Throws Error{kUnsupported} that
-/// lists the attempts.
+/// Returns the description of libnccl, which the first call loads: the file that the environment's
+/// SPARSECAST_NCCL_LIBRARY names, else the copy that is loaded already (for example torch's), else the file that the
+/// system's loader finds. Throws Error{kUnsupported} that lists the attempts.
 SPARSECAST_API NcclLibraryInfo nccl_library();
 
-/// Returns the version as text: "2.28.9" for 22809.
+/// Returns a version number of NCCL as text: "2.28.9" for 22809.
 SPARSECAST_API std::string nccl_version_text(int version);
 
 /// Settings of a channel. NcclTransport::open() takes `broadcast_ctas` and `suspend_between_rounds` from the
@@ -43,8 +44,10 @@ struct NcclOptions {
   int device = -1;  ///< CUDA ordinal; -1: the calling thread's current device.
   /// Bytes of each of the two staging buffers, in device and in pinned host memory. Must be the same on every rank.
   std::uint64_t staging_bytes = std::uint64_t{32} << 20;
-  std::uint64_t max_records = std::uint64_t{1} << 22;  ///< Limit that a receiver checks before it allocates.
-  std::uint64_t max_bytes = std::uint64_t{1} << 40;    ///< Limit for all records, or all frames, of one transfer.
+  /// Maximum number of records of one transfer; a receiver checks it before it allocates memory.
+  std::uint64_t max_records = std::uint64_t{1} << 22;
+  /// Maximum bytes of all records, or all frames, of one transfer.
+  std::uint64_t max_bytes = std::uint64_t{1} << 40;
   /// Whether staging memory is allocated by ncclMemAlloc and registered, when every rank supports that.
   bool register_memory = true;
   /// Maximum CTAs of a communicator (ncclConfig_t::maxCTAs). Also limits its NCCL channels, whose buffers are most of
@@ -52,7 +55,7 @@ struct NcclOptions {
   /// `suspend_between_rounds`.
   int max_ctas = 0;
   /// Maximum CTAs of one broadcast, where NCCL has ncclBroadcastConfig (2.31.2) on every rank; at most `max_ctas`. 0:
-  /// as many as the communicator has. With a limit, NCCL launches each broadcast of a round separately.
+  /// as many as the communicator uses. With a limit, NCCL launches each broadcast of a round separately.
   int broadcast_ctas = 0;
   /// Whether a round ends with ncclCommSuspend of its communicators, which frees memory of NCCL until their next use;
   /// only where NCCL has that call on every rank (2.29.7). NCCL suspends in the background, and waits there for all
@@ -66,11 +69,12 @@ struct NcclOptions {
 /// Description of how a channel was formed and what it uses, for logs.
 struct NcclChannelReport {
   NcclLibraryInfo library;
-  std::string formed_by;  ///< "init", "init with several roots", "split", "shrink" or "grow".
-  bool registered = false;
+  /// How the communicator was made: "init", "init with several roots", "split", "shrink" or "grow".
+  std::string formed_by;
+  bool registered = false;  ///< Whether staging memory is registered with NCCL (NcclOptions::register_memory).
   int device = 0;
-  bool configured = false;  ///< NcclOptions::broadcast_ctas or profiler_tag are in effect.
-  bool suspends = false;    ///< NcclOptions::suspend_between_rounds is in effect.
+  bool configured = false;  ///< Whether NcclOptions::broadcast_ctas or profiler_tag are in effect.
+  bool suspends = false;    ///< Whether NcclOptions::suspend_between_rounds is in effect.
 };
 
 /// A channel over one non-blocking NCCL communicator with its own watchdog. All channels of a device must be used in
@@ -93,19 +97,19 @@ class SPARSECAST_API NcclTransport final : public Transport {
   ControlChannel& control() const noexcept override;
   FrameChannel* frames() noexcept override;
 
-  /// Splits the channel into one for each color by ncclCommSplit; ranks are ordered by key, then rank. Returns null on
-  /// a rank with a negative color.
+  /// Splits the channel by ncclCommSplit into one channel for each color, and returns the channel of this rank's
+  /// `color`; its ranks are ordered by `key`, then rank. Returns null on a rank with a negative color.
   std::unique_ptr<NcclTransport> split(int color, int key, std::chrono::milliseconds timeout);
-  /// Makes the channel of a changed group: when ranks were lost, by ncclCommShrink where possible; when ranks join, by
-  /// ncclCommGrow where possible; otherwise by a new communicator. `members` is a new control channel of the changed
+  /// Returns the channel of a changed group: when ranks were lost, by ncclCommShrink where possible; when ranks join,
+  /// by ncclCommGrow where possible; otherwise by a new communicator. `members` is a new control channel of the changed
   /// group; remaining ranks keep their order, and joining ranks come last. This channel cannot be used afterwards.
   std::unique_ptr<NcclTransport> reform(std::shared_ptr<ControlChannel> members, std::chrono::milliseconds timeout);
 
-  /// Aborts the communicator on this rank and tells the other ranks why.
+  /// Aborts the communicator on this rank, and tells the other ranks `reason`.
   void abort(const std::string& reason) noexcept;
   const NcclChannelReport& report() const noexcept;
 
-  explicit NcclTransport(std::unique_ptr<NcclGroup> group);  ///< Internal.
+  explicit NcclTransport(std::unique_ptr<NcclGroup> group);  ///< Internal: makes the channel of a formed group.
 
  private:
   std::unique_ptr<NcclGroup> group_;

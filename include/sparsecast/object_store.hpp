@@ -16,19 +16,20 @@
 
 namespace sparsecast {
 
-/// Entry of an object in the result of list().
+/// An object in the result of ObjectStore::list().
 struct StoredObject {
   std::string key;
   std::uint64_t bytes = 0;
   std::chrono::system_clock::time_point
-      modified;  ///< Time by the store's clock; used for ages only, never for correctness.
+      modified;  ///< Time of the last write, by the store's clock; used for ages only, never for correctness.
 };
 
-/// An object that is being written in parts; invisible until commit(). The destructor drops an uncommitted upload. The
-/// store must outlive it.
+/// An object that is being written in parts, and is invisible until commit(). The destructor drops an uncommitted
+/// upload. The store must outlive the upload.
 class SPARSECAST_API ObjectUpload {
  public:
   virtual ~ObjectUpload() = default;
+  /// Appends bytes to the object.
   virtual void append(ConstBytes bytes) = 0;
   /// Makes the whole object visible under its key and durable, replacing an existing object. Called at most once.
   virtual void commit() = 0;
@@ -47,17 +48,17 @@ class SPARSECAST_API ObjectStore {
 
   /// Writes or replaces an object, which is durable on return.
   virtual void put(const std::string& key, ConstBytes bytes) = 0;
-  /// Creates an object. Returns false when an object with that key exists already, with any content. After a lost reply
-  /// the existing object may be from this very call, so the caller must read it back. Of any number of racing callers
-  /// at most one creates the object.
+  /// Creates an object, and returns true. Returns false when an object with that key exists already, with any content.
+  /// After a lost reply the existing object may be from this very call, so the caller must read the object back. Of any
+  /// number of racing callers at most one creates the object.
   virtual bool put_if_absent(const std::string& key, ConstBytes bytes) = 0;
-  /// Starts writing an object of any size. `expected_bytes` is a hint for the size of parts.
+  /// Returns an upload that writes an object of any size. `expected_bytes` is a hint for the size of parts.
   virtual std::unique_ptr<ObjectUpload> upload(const std::string& key, std::uint64_t expected_bytes) = 0;
 
-  /// Returns the whole object, or nullopt when there is none. Throws Error{kCorrupt} when it is larger than
-  /// `max_bytes`, before reading more into memory.
+  /// Returns the bytes of a whole object, or nullopt when there is no such object. Throws Error{kCorrupt} when it is
+  /// larger than `max_bytes`, before reading more into memory.
   virtual std::optional<Bytes> get(const std::string& key, std::uint64_t max_bytes) = 0;
-  /// Returns the size in bytes, or nullopt when there is no such object.
+  /// Returns the size of an object in bytes, or nullopt when there is no such object.
   virtual std::optional<std::uint64_t> size(const std::string& key) = 0;
   /// Fills `buffer` with the object's bytes from `offset` on. Throws Error{kGone} when there is no such object,
   /// kCorrupt when the object is too short.
@@ -85,16 +86,16 @@ SPARSECAST_API std::unique_ptr<ObjectStore> open_directory_store(FileSystem& fs,
 struct SPARSECAST_API S3Options {
   std::string bucket;
   std::string prefix;    ///< Prefix of every key, without a slash at either end; may be empty.
-  std::string endpoint;  ///< "https://host[:port]"; empty: Amazon's for the region.
+  std::string endpoint;  ///< URL, "https://host[:port]"; empty: Amazon's for the region.
   std::string region = "us-east-1";
-  /// Whether URLs are http://endpoint/bucket/key instead of http://bucket.endpoint/key. Default: true when an endpoint
+  /// Whether URLs are http://endpoint/bucket/key instead of http://bucket.endpoint/key. Nullopt: true when an endpoint
   /// is given.
   std::optional<bool> path_style;
   std::string access_key;
   std::string secret_key;
   std::string session_token;
-  std::string ca_bundle;   ///< File; empty: the system's.
-  bool anonymous = false;  ///< Requests are not signed.
+  std::string ca_bundle;   ///< Path of a file of CA certificates; empty: the system's.
+  bool anonymous = false;  ///< Whether requests are sent without a signature.
 
   /// Deadline of one request including its retries; for a large object, of each part.
   std::chrono::milliseconds deadline{120'000};
@@ -102,7 +103,7 @@ struct SPARSECAST_API S3Options {
   std::chrono::milliseconds stall_timeout{15'000};  ///< A transfer without progress for this time is retried.
   std::uint64_t part_bytes = std::uint64_t{32}
                              << 20;  ///< Bytes of one part of an upload or ranged read; at least 5 MiB.
-  int connections = 8;               ///< Concurrent transfers of one large object.
+  int connections = 8;               ///< Number of concurrent transfers of one large object.
 
   /// Returns the options for `location`. Throws Error{kUsage} for a location that is not "s3://bucket[/prefix]", and
   /// kUnauthenticated without credentials.

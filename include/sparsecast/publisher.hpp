@@ -58,19 +58,23 @@ class SPARSECAST_API Publisher {
   Publisher(Publisher&&) noexcept;
   Publisher& operator=(Publisher&&) noexcept;
 
-  /// Detects and encodes the changes since the committed version. The publisher owns the delta, which is valid until
-  /// commit or abort. Throws Error{kUsage} while a delta is pending. If the call fails midway (for example without
-  /// memory), every later publish throws Error{kDirty}, because the detector no longer knows the base.
+  /// Detects and encodes the changes since the committed version, and returns them as a delta. The publisher owns the
+  /// delta, which is valid until commit or abort. Throws Error{kUsage} while a delta is pending. If the call fails
+  /// midway (for example without memory), every later publish throws Error{kDirty}, because the detector no longer
+  /// knows the base.
   ///
   /// With a device detector, the device starts when the event `weights_ready` has been reached (null: at once). When
   /// this call returns, the device has read the weights, and the frames have been copied to the host.
   const Delta& publish(CUevent_st* weights_ready = nullptr);
-  /// Publishes like publish(), but leaves the frames in device memory, for transports that send from there. The
-  /// publisher owns the delta, which is valid until commit or abort. Requires a device detector (Error{kUsage}).
+  /// Publishes like publish(), but returns a delta whose frames stay in device memory, for transports that send from
+  /// there. The publisher owns the delta, which is valid until commit or abort. Requires a device detector
+  /// (Error{kUsage}).
   const DeviceDelta& publish_on_device(CUevent_st* weights_ready = nullptr);
-  /// Makes the pending delta the base, after every receiver has verified it.
+  /// Makes the pending delta, which has this version number, the base. Call it after every receiver has verified the
+  /// delta.
   void commit(std::uint64_t version);
-  /// Drops the pending delta, which has failed or whose outcome is unknown; the base stays.
+  /// Drops the pending delta, which has this version number, when it has failed or its outcome is unknown. The base
+  /// stays.
   ///
   /// If the device fails while commit() or abort() updates its snapshot, the error is thrown, the commit or abort
   /// holds, and every later publish throws Error{kDirty}.
@@ -79,7 +83,7 @@ class SPARSECAST_API Publisher {
   std::uint64_t version() const noexcept;      ///< Returns the last committed version.
   const StateDigest& digest() const noexcept;  ///< Returns the digest of the last committed version.
   bool pending() const noexcept;
-  bool on_device() const noexcept;  ///< Returns whether the weights are on a device.
+  bool on_device() const noexcept;  ///< Returns true when the weights are on a device.
   /// Returns the detector that the publisher was made with.
   Detector& detector() noexcept;
 
@@ -89,8 +93,9 @@ class SPARSECAST_API Publisher {
 };
 
 /// Encodes a delta for programs that stream. Detects changes by `detector` and passes each record to `sink` as soon as
-/// it is complete, so that memory is bounded by frame capacity and threads. `progress` (elements done) may be null.
-/// With `with_table`, a table record follows the header (delta files).
+/// it is complete, so that memory is bounded by frame capacity and threads. `header` has the stream, the versions and
+/// the base digest. `progress` is called with the number of elements done, and may be null. With `with_table`, a table
+/// record follows the header, as in delta files. Returns the commit record.
 SPARSECAST_API CommitRecord encode_delta(const TensorTable& table, TileDetector& detector, DeltaHeader header,
                                          const EncodeOptions& options, bool with_table, const RecordSink& sink,
                                          const std::function<void(std::uint64_t)>& progress = nullptr);

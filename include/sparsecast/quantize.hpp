@@ -45,76 +45,84 @@ namespace sparsecast {
 /// Format of elements. Two elements of 4 bits share a byte, the first in the low bits, so that eight of them are one
 /// little-endian 32-bit integer.
 enum class QuantElement : std::uint8_t {
-  kE4M3,  ///< fp8 without infinities.
-  kE2M1,  ///< fp4: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign.
-  kInt4,  ///< -8 to 7, stored plus 8.
+  kE4M3,  ///< fp8 numbers without infinities.
+  kE2M1,  ///< fp4 numbers: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign.
+  kInt4,  ///< Integers from -8 to 7, stored plus 8.
 };
 
 /// Format of scales.
 enum class QuantScale : std::uint8_t {
   kF32,
   kBF16,
-  kE4M3,  ///< Holds scale * global scale; value = code * held scale / global scale.
-  kE8M0,  ///< One byte, 2^(byte - 127); 255 is NaN.
+  kE4M3,  ///< An fp8 number that holds scale * global scale; element = code * held scale / global scale.
+  kE8M0,  ///< One byte that stands for 2^(byte - 127); 255 is NaN.
 };
 
-/// How amax / M is rounded to a scale. kE8M0 takes powers of two only, and kE4M3 takes kNearest only.
+/// How the quotient amax / M is rounded to a scale. Scales of kE8M0 are powers of two only, and scales of kE4M3 need
+/// kNearest.
 enum class ScaleRounding : std::uint8_t {
-  kNearest,     ///< To the nearest of the scale's format, ties to even.
-  kPowerFloor,  ///< 2^(floor(log2 amax) - floor(log2 M)): OCP MX 1.0, section 6.3. The greatest elements may saturate.
-  kPowerRound,  ///< As kPowerFloor, of an amax rounded to one bit after the point: compressed-tensors' observers.
-  kPowerUp,     ///< The least power of two that is not below amax / M, so that nothing saturates: DeepGEMM, vLLM.
+  kNearest,  ///< Rounds to the nearest number of the scale's format, ties to even.
+  /// Takes 2^(floor(log2 amax) - floor(log2 M)): OCP MX 1.0, section 6.3. The greatest elements may saturate.
+  kPowerFloor,
+  /// As kPowerFloor, of an amax that is first rounded to one bit after the point: compressed-tensors' observers.
+  kPowerRound,
+  /// Takes the least power of two that is not below amax / M, so that nothing saturates: DeepGEMM, vLLM.
+  kPowerUp,
 };
 
-/// A block extent that covers the whole matrix in this dimension.
+/// Value in QuantFormat::block for a block that covers the whole matrix in that dimension.
 inline constexpr std::uint64_t kWhole = ~std::uint64_t{0};
 
 /// Format that a matrix is quantised to. Elements of 4 bits need blocks of one row and 8, 16, 32, 64, 128 or 256
 /// columns.
 struct QuantFormat {
-  std::array<std::uint64_t, 2> block{128, 128};  ///< Extent of a block, {rows, columns}.
+  std::array<std::uint64_t, 2> block{128, 128};  ///< Size of a block in elements, {rows, columns}.
   QuantElement element = QuantElement::kE4M3;
   QuantScale scale = QuantScale::kF32;
   ScaleRounding rounding = ScaleRounding::kNearest;
 };
 
-/// The part of a matrix that a rank holds. Pairs are {rows, columns}. With elements of 4 bits, numbers of columns are
-/// multiples of 8.
+/// The part of a matrix that a rank holds. Pairs are {rows, columns}. When the format has elements of 4 bits, numbers
+/// of columns are multiples of 8.
 struct MatrixShard {
   std::string name;                       ///< Name used in errors.
   DType dtype = DType::kBF16;             ///< Dtype of the source: kBF16, kF16 or kF32.
   std::array<std::uint64_t, 2> shape{};   ///< Shape of the whole matrix, in elements.
-  std::array<std::uint64_t, 2> offset{};  ///< First element of the shard in the whole matrix.
-  std::array<std::uint64_t, 2> extent{};  ///< Extent of the shard, in elements.
-  std::vector<std::int64_t> strides;      ///< Strides of the source in elements; empty: row-major without gaps.
+  std::array<std::uint64_t, 2> offset{};  ///< Position, in the whole matrix, of the first element of the shard.
+  std::array<std::uint64_t, 2> extent{};  ///< Size of the shard, in elements.
+  std::vector<std::int64_t> strides;      ///< Strides of the source memory in elements; empty: row-major without gaps.
   QuantFormat format;
 };
 
 /// Blocks that a shard touches, as a part of the whole matrix's grid, which has ceil(rows / block rows) by ceil(columns
 /// / block columns) blocks.
 struct BlockGrid {
-  std::array<std::uint64_t, 2> offset{};  ///< Position of the first block, in blocks.
-  std::array<std::uint64_t, 2> extent{};  ///< Extent in blocks; {0, 0} for a shard without elements.
-  bool whole = true;                      ///< True when the shard holds all its blocks completely.
+  /// Position, in the grid, of the first block that the shard touches: {rows, columns} in blocks.
+  std::array<std::uint64_t, 2> offset{};
+  /// Size of this part of the grid in blocks, {rows, columns}; {0, 0} for a shard without elements.
+  std::array<std::uint64_t, 2> extent{};
+  bool whole = true;  ///< True when the shard holds all elements of each of these blocks.
   std::uint64_t blocks() const noexcept { return extent[0] * extent[1]; }
 };
 
-/// Memory of a quantised shard, which the caller owns.
+/// Memory that the results of a quantised shard are written to. The caller owns it.
 struct QuantizedShard {
-  /// The quantised elements, row-major: MatrixShard::extent[0] rows of extent[1] bytes each. Elements of 4 bits take
-  /// extent[1] / 2 bytes a row, two in each byte, the first in the low half.
+  /// The quantised elements of the shard, row-major: one byte per element, or half a byte per element of 4 bits, two in
+  /// each byte, the first in the low half.
   std::byte* elements = nullptr;
-  void* scales = nullptr;  ///< block_grid(shard).extent scales, row-major: 4, 2 or 1 bytes each.
-  /// One number, for kE4M3 scales only: read, or written where GivenAmax::tensor is given.
+  /// One scale for each block of block_grid(shard), row-major, of 4, 2 or 1 bytes (QuantFormat::scale).
+  void* scales = nullptr;
+  /// One number, for kE4M3 scales only. It is read, unless GivenAmax::tensor is given: then it is written.
   float* global_scale = nullptr;
 };
 
-/// Amax values that the caller has taken over several ranks. Null pointers: not given. Values that are negative or NaN
-/// count as 0. So do infinities, except for blocks of 4-bit elements, where an infinity means that an element is not
-/// finite.
+/// Greatest magnitudes (amax) that the caller has taken over several ranks. Null pointers: not given. Values that are
+/// negative or NaN count as 0. So do infinities, except for blocks of 4-bit elements, where an infinity means that an
+/// element is not finite.
 struct GivenAmax {
-  const float* blocks = nullptr;  ///< block_grid(shard).extent, row-major, used instead of the shard's own.
-  /// One number: the amax of the matrix, from which global_scale = 448 * M / amax is computed.
+  /// One amax for each block of block_grid(shard), row-major, used instead of those of the shard's own elements.
+  const float* blocks = nullptr;
+  /// One number: the amax of the whole matrix, from which global_scale = 448 * M / amax is computed.
   const float* tensor = nullptr;
 };
 
@@ -127,23 +135,26 @@ SPARSECAST_API BlockGrid block_grid(const MatrixShard& shard);
 /// shard's first element, at any alignment. No arguments may overlap. `threads` 0 means all cores; a thread takes a row
 /// of blocks at a time.
 
-/// Writes the amax of each block over this shard's elements, block_grid(shard).extent, row-major: 0 where it has no
-/// finite element. For 4-bit elements it is infinity where one is not finite.
+/// Writes to `amax`, for each block of block_grid(shard), row-major, the greatest magnitude of this shard's finite
+/// elements in the block; 0 where there are none. For 4-bit elements the value is infinity where an element is not
+/// finite.
 SPARSECAST_API void block_amax(const MatrixShard& shard, const void* source, float* amax, int threads = 1);
 
-/// Quantises a shard. Without `amax.blocks` it must hold whole blocks: otherwise throws Error{kUsage} that names the
-/// shard and the edge that cuts a block. A global scale that is not positive and finite counts as 1.
+/// Quantises a shard, and writes the results to `out`. Without `amax.blocks` the shard must hold whole blocks:
+/// otherwise throws Error{kUsage} that names the shard and the edge that cuts a block. A global scale that is not
+/// positive and finite counts as 1.
 SPARSECAST_API void quantize(const MatrixShard& shard, const void* source, const QuantizedShard& out,
                              const GivenAmax& amax = {}, int threads = 1);
 
-/// Versions of the two functions above that run on the current device, on memory that it can access, aligned to its
-/// elements (Error{kUsage}; 4-bit elements are written to memory aligned to 4 bytes). Each enqueues one kernel on
-/// `cuda_stream` (null: the default stream) and returns without waiting or allocating; the memory must stay unchanged
-/// until the kernel has run. Rows are read several elements at a time where strides, offset and alignment allow it.
-/// Throws Error{kUnsupported} in a build without the device backend or without a device, {kDevice} when the launch
-/// fails.
+/// Does the same as block_amax on the current device, on memory that the device can access, aligned to its elements
+/// (Error{kUsage}). Enqueues one kernel on `cuda_stream` (null: the default stream) and returns without waiting or
+/// allocating; the memory must stay unchanged until the kernel has run. Rows are read several elements at a time where
+/// strides, offset and alignment allow it. Throws Error{kUnsupported} in a build without the device backend or without
+/// a device, {kDevice} when the launch fails.
 SPARSECAST_API void device_block_amax(const MatrixShard& shard, const void* d_source, float* d_amax,
                                       CUstream_st* cuda_stream);
+/// Does the same as quantize on the current device, with the rules of device_block_amax. Elements of 4 bits are written
+/// to memory aligned to 4 bytes.
 SPARSECAST_API void device_quantize(const MatrixShard& shard, const void* d_source, const QuantizedShard& d_out,
                                     const GivenAmax& d_amax, CUstream_st* cuda_stream);
 

@@ -17,11 +17,11 @@
 
 namespace sparsecast {
 
-/// Reads contiguous host tensors piece by piece, from memory or from files, which must outlive the reader and its
-/// copies.
+/// Reads contiguous host tensors piece by piece, from memory or from files. That memory, or those files, must outlive
+/// the reader and its copies.
 class SPARSECAST_API TensorReader {
  public:
-  /// Fills `room` with the bytes of a tensor from `begin_byte` on. May run concurrently.
+  /// Function that fills `room` with the bytes of tensor number `tensor` from `begin_byte` on. May run concurrently.
   using Read = std::function<void(std::size_t tensor, std::uint64_t begin_byte, MutableBytes room)>;
 
   /// Reads tensors that lie in memory. Implicit, so that they can be passed where a reader is expected.
@@ -31,8 +31,9 @@ class SPARSECAST_API TensorReader {
   /// Reads the tensors of a table by `read`.
   TensorReader(const TensorTable& table, Read read);
 
-  std::size_t size() const noexcept { return bytes_.size(); }                  ///< Number of tensors.
-  std::uint64_t bytes(std::size_t tensor) const { return bytes_.at(tensor); }  ///< Size of a tensor in bytes.
+  std::size_t size() const noexcept { return bytes_.size(); }  ///< Returns the number of tensors.
+  /// Returns the size of a tensor in bytes.
+  std::uint64_t bytes(std::size_t tensor) const { return bytes_.at(tensor); }
   /// Reads room.size() bytes of a tensor from `begin_byte` on; the range must lie within the tensor. Throws Error{kIo}
   /// that names file, tensor and offset.
   void read(std::size_t tensor, std::uint64_t begin_byte, MutableBytes room) const { read_(tensor, begin_byte, room); }
@@ -45,16 +46,17 @@ class SPARSECAST_API TensorReader {
 /// Location of a tensor's bytes in a safetensors file.
 struct SafetensorsEntry {
   TensorSpec spec;
-  std::uint64_t begin = 0;  ///< Offset in the file (not in the data part).
+  std::uint64_t begin = 0;  ///< Offset, in the file (not in its data part), of the tensor's first byte.
 };
 
 /// The parsed header of one safetensors file.
 struct SPARSECAST_API SafetensorsHeader {
-  static constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  ///< Limit that the format defines.
+  /// Maximum size of the JSON header, which the format defines.
+  static constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
-  std::vector<SafetensorsEntry> entries;        ///< In the order of their offsets.
-  std::map<std::string, std::string> metadata;  ///< `__metadata__`.
-  std::uint64_t data_begin = 0;                 ///< 8 + header length.
+  std::vector<SafetensorsEntry> entries;        ///< Tensors of the file, in the order of their offsets.
+  std::map<std::string, std::string> metadata;  ///< Content of the header's `__metadata__`.
+  std::uint64_t data_begin = 0;  ///< Offset, in the file, of the data part: 8 + the length of the JSON header.
 
   /// Parses and validates: length, JSON, no duplicate names, known dtypes, no overflow, offsets that tile the data part
   /// without gap or overlap, and a `file_bytes` that matches them exactly. `bytes` is at least the first 8 +
@@ -66,7 +68,7 @@ struct SPARSECAST_API SafetensorsHeader {
   /// or kF4X2 to tensors of U8, I8 or I32; names of other tensors are ignored there. An I32 word holds eight numbers;
   /// its four bytes become a new last dimension.
   static SafetensorsHeader parse(std::span<const std::byte> bytes, std::uint64_t file_bytes);
-  /// Reads the header alone from a file, and parses it.
+  /// Reads only the header of a file, and returns it parsed. Throws as parse() does, and Error{kIo}.
   static SafetensorsHeader read(File& file);
 
   /// Returns the bytes at the start of a file (8-byte length and JSON, padded with spaces to a multiple of 8) for these
@@ -81,7 +83,8 @@ struct SPARSECAST_API SafetensorsHeader {
 /// dimensions, and when `pairs` is not kI4X2 or kF4X2.
 SPARSECAST_API std::optional<TensorSpec> as_pairs(const TensorSpec& spec, DType pairs);
 
-/// Says which tensors hold pairs of 4-bit numbers, and of which dtype; nullopt leaves a tensor as it is.
+/// Function that returns the dtype, kI4X2 or kF4X2, of the pairs of 4-bit numbers that a tensor holds. Returns nullopt
+/// for a tensor that is to stay as it is.
 using PairsOf = std::function<std::optional<DType>(const TensorSpec&)>;
 
 /// Returns the table, with the tensors that `pairs_of` selects converted by as_pairs(). Throws Error{kUsage} that names
@@ -98,11 +101,11 @@ class SPARSECAST_API Checkpoint {
 
   /// Returns all tensors, ordered by name (bytewise), so that the order does not depend on the split into files.
   const TensorTable& table() const noexcept { return table_; }
-  /// Reads bytes of tensor i (index into `table()`). May run concurrently.
+  /// Fills `room` with the bytes of tensor i, an index into `table()`, from `begin_byte` on. May run concurrently.
   void read(std::size_t i, std::uint64_t begin_byte, MutableBytes room) const;
-  /// Reads the whole of tensor i.
+  /// Returns all bytes of tensor i.
   std::vector<std::byte> tensor(std::size_t i) const;
-  /// Returns a reader of all tensors, which the Checkpoint must outlive.
+  /// Returns a reader of all tensors. The Checkpoint must outlive the reader.
   TensorReader reader() const;
   /// Gives `table()` pairs of 4-bit numbers that the files do not declare, by with_pairs(); the files stay as they are.
   void declare(const PairsOf& pairs_of) { table_ = with_pairs(table_, pairs_of); }
@@ -114,7 +117,7 @@ class SPARSECAST_API Checkpoint {
   };
   struct Location {
     std::size_t file = 0;     ///< Index into files().
-    std::uint64_t begin = 0;  ///< Offset in that file.
+    std::uint64_t begin = 0;  ///< Offset, in that file, of the tensor's first byte.
   };
   const std::vector<FilePart>& files() const noexcept { return files_; }
   const Location& location(std::size_t i) const { return locations_[i]; }
@@ -135,9 +138,10 @@ class SPARSECAST_API SafetensorsWriter {
  public:
   SafetensorsWriter(FileSystem& fs, const std::string& path, std::vector<TensorSpec> specs,
                     const std::map<std::string, std::string>& metadata = {});
-  /// Appends bytes of the next tensor in order; may be called many times a tensor.
+  /// Appends bytes of the next tensor in order; may be called many times per tensor.
   void append(std::span<const std::byte> bytes);
-  /// Throws Error{kUsage} unless exactly the announced bytes were appended.
+  /// Completes the file, which then appears under its path. Throws Error{kUsage} unless exactly the bytes of all
+  /// announced tensors were appended.
   void finish();
 
  private:
@@ -150,8 +154,8 @@ class SPARSECAST_API SafetensorsWriter {
 /// patch owns the bytes, which may be unaligned.
 struct TensorPatch {
   std::size_t tensor = 0;
-  ConstBytes indices;  ///< count * 4 bytes.
-  ConstBytes values;   ///< count * element size.
+  ConstBytes indices;  ///< The element indices: count * 4 bytes.
+  ConstBytes values;   ///< The new bits: count * element size bytes.
   std::uint64_t count = 0;
 };
 
@@ -162,7 +166,8 @@ struct TensorPatches {
     std::uint64_t count = 0;
   };
   std::vector<Head> heads;
-  /// Reads patch n into `room`, to which the result refers. May run concurrently. Throws Error{kIo}.
+  /// Function that reads patch n, that of heads[n], into `room`, and returns it; the result refers to `room`. May run
+  /// concurrently. Throws Error{kIo}.
   std::function<TensorPatch(std::size_t n, std::vector<std::byte>& room)> read;
 };
 
@@ -170,8 +175,8 @@ struct TensorPatches {
 /// `NAME.values` (the tensor's dtype), as RL trainers publish it. The file stays open.
 class SPARSECAST_API SparseStep {
  public:
-  /// Returns true when all entries of the file are such pairs and there is at least one, or when the metadata has
-  /// sparse=True.
+  /// Returns true when all entries of a file are pairs NAME.indices and NAME.values and there is at least one pair, or
+  /// when the metadata has sparse=True.
   static bool recognises(const SafetensorsHeader& header);
   /// Opens a sparse step over `base`. Throws Error{kCorrupt | kTableMismatch} with tensor and offset for an unknown
   /// name, another dtype, counts that differ, or an index out of range or out of order.
@@ -186,8 +191,8 @@ class SPARSECAST_API SparseStep {
  private:
   struct Entry {
     TensorPatches::Head head;
-    std::uint64_t indices = 0;  ///< Offset in the file.
-    std::uint64_t values = 0;
+    std::uint64_t indices = 0;  ///< Offset, in the file, of the indices.
+    std::uint64_t values = 0;   ///< Offset, in the file, of the values.
   };
   TensorPatch read(const Entry& entry, std::vector<std::byte>& room) const;
 

@@ -23,17 +23,18 @@
 
 namespace sparsecast {
 
-/// Opens the channels of the plan's groups that have the calling rank of `world` as a member. The result is parallel to
-/// plan.groups(), with null for all other groups. Collective over the world.
+/// Function that opens the channels of the plan's groups that have the calling rank of `world` as a member. The result
+/// is parallel to plan.groups(), with null for all other groups. Collective over the world.
 using GroupOpener = std::function<std::vector<std::unique_ptr<Transport>>(ControlChannel& world, const FanoutPlan& plan,
                                                                           Deadline deadline)>;
 
-/// Returns an opener whose channels send records over the world's own control channel, which is split once a round of
+/// Returns an opener whose channels send records over the world's own control channel, which is split once per round of
 /// the plan (tcp_transport.hpp).
 SPARSECAST_API GroupOpener open_control_groups();
-/// Returns an opener that makes one MPI communicator a channel. Only its members make it (MPI_Comm_create_group), after
-/// all ranks have announced this within the deadline. `communicator` points to the MPI_Comm whose ranks are the world's
-/// (null: MPI_COMM_WORLD), and must outlive the opener. Throws Error{kUnsupported} without MPI.
+/// Returns an opener that makes one MPI communicator per channel. Only the members of a channel make its communicator
+/// (MPI_Comm_create_group), after all ranks have announced this within the deadline. `communicator` points to the
+/// MPI_Comm whose ranks are the world's (null: MPI_COMM_WORLD), and must outlive the opener. Throws Error{kUnsupported}
+/// without MPI.
 SPARSECAST_API GroupOpener open_mpi_groups(const void* communicator = nullptr);
 /// Returns an opener that makes one NCCL communicator over the world. For each round of the plan it splits this
 /// communicator once, into the channels of the round's groups. The channels of a rank share its staging memory
@@ -50,11 +51,13 @@ struct ShardedOptions {
   /// to it, so each sync brings all its bytes over the bus. Error{kUsage} for tensors in host memory.
   bool pinned_snapshot = false;
   int threads = 1;                          ///< Subscriber: threads for apply and digests; 0: all cores.
-  std::uint32_t audit_versions = 64;        ///< Subscriber: as in SubscriberOptions.
-  std::chrono::microseconds audit_time{0};  ///< Subscriber: as in SubscriberOptions.
+  std::uint32_t audit_versions = 64;        ///< Subscriber: SubscriberOptions::audit_versions.
+  std::chrono::microseconds audit_time{0};  ///< Subscriber: SubscriberOptions::audit_time.
   /// Subscriber: true when the memory holds no version yet; the trainer then seeds it in the next regroup().
   bool needs_anchor = false;
-  bool report_tensors = false;  ///< Publisher: fill in ShardedReport::tensors, which reads every block's entry.
+  /// Publisher: whether to fill in ShardedReport::tensors and blocks_by_codec, which reads the directory entry of every
+  /// block.
+  bool report_tensors = false;
 };
 
 /// Statistics of the elements of a canonical tensor that a rank has sent. Elements sent in several deltas, for engines
@@ -63,27 +66,32 @@ struct SentTensor {
   std::string name;
   std::uint64_t elements = 0;  ///< Number of elements in the boxes that this rank sends.
   std::uint64_t changed = 0;
-  std::uint64_t bytes = 0;         ///< Bytes of directory entries and payload.
-  std::uint64_t dense_blocks = 0;  ///< Blocks sent whole because that was smaller.
+  std::uint64_t bytes = 0;  ///< Bytes of the tensor's directory entries and payloads.
+  /// Number of blocks sent whole (kDense) because their changes alone would take more bytes.
+  std::uint64_t dense_blocks = 0;
   std::uint64_t blocks = 0;
 };
 
 /// Statistics of one sync on this rank, over all its routes.
 struct ShardedReport {
   std::uint64_t version = 0;
-  std::uint64_t changed = 0;         ///< Number of elements in the deltas that the rank sent.
-  std::uint64_t applied = 0;         ///< Number of elements in the deltas that it applied.
-  std::uint64_t sent_bytes = 0;      ///< Bytes of its own deltas; each counts once for any number of receivers.
+  std::uint64_t changed = 0;  ///< Number of changed elements in the deltas that this rank sent.
+  std::uint64_t applied = 0;  ///< Number of elements in the deltas that this rank applied.
+  /// Bytes of the deltas that this rank sent; each delta counts once for any number of receivers.
+  std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;  ///< Bytes of deltas for this rank.
-  std::uint64_t foreign_bytes = 0;   ///< Bytes of deltas for other members of a channel, dropped unread.
+  /// Bytes of deltas for other members of a channel, which this rank received and dropped.
+  std::uint64_t foreign_bytes = 0;
   // The first three times overlap, so that their sum may exceed the total.
-  double encode_seconds = 0;  ///< Time in which routes were detected and encoded.
-  double wire_seconds = 0;    ///< Time in transfers and waits for other ranks, but not for an own route.
-  double stage_seconds = 0;   ///< Time in which received records were verified.
-  double apply_seconds = 0;   ///< Time of the pause.
+  double encode_seconds = 0;  ///< Time for which this rank detected and encoded changes.
+  /// Time in transfers and in waits for other ranks, but not in waits for this rank's own encoding.
+  double wire_seconds = 0;
+  double stage_seconds = 0;  ///< Time for which received records were verified.
+  double apply_seconds = 0;  ///< Time of the pause, in which deltas were applied.
   double total_seconds = 0;
-  std::uint64_t blocks_by_codec[6] = {};  ///< Blocks sent (report_tensors only); index: PositionCodec.
-  std::vector<SentTensor> tensors;        ///< Tensors sent (report_tensors only), in the plan's order.
+  /// Number of blocks sent with each codec (report_tensors only); the index is a PositionCodec.
+  std::uint64_t blocks_by_codec[6] = {};
+  std::vector<SentTensor> tensors;  ///< Statistics of each sent tensor (report_tensors only), in the plan's order.
 };
 
 /// Publishes the shards of one trainer rank. Not thread-safe. sync() encodes routes ahead of their transfers in a
@@ -166,8 +174,9 @@ class SPARSECAST_API ShardedSubscriber {
   /// Forms the group, as ShardedPublisher::regroup. If it fails while the rank is being seeded, its memory is partly
   /// written, and the next regroup() seeds it again.
   void regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open, std::chrono::milliseconds timeout);
-  /// Replaces the layout and the memory before a regroup(), for an engine that has moved experts and their weights
-  /// between its ranks. Throws Error{kUsage} while the outcome of a version is unknown.
+  /// Replaces the layout and the local tensors of this rank, for an engine that has moved experts and their weights
+  /// between its ranks. regroup() must follow before the next sync(). Throws Error{kUsage} while the outcome of a
+  /// version is unknown.
   void replace(std::shared_ptr<const Layout> layout, std::vector<TensorRef> local, const DeviceOptions& device = {});
 
   /// Brings this rank to the trainer's current weights, as ShardedPublisher::sync. When it throws, the rank holds its
@@ -185,18 +194,20 @@ class SPARSECAST_API ShardedSubscriber {
   /// Returns the version that this rank has applied and verified without hearing whether it was committed; 0: none. The
   /// memory then holds the bytes of that version, while version() is the one before. The next regroup() settles it.
   std::uint64_t in_doubt() const noexcept;
-  /// Returns whether an anchor has overwritten the memory, or a part of it, since the last verified version; only a
+  /// Returns true when an anchor has overwritten the memory, or a part of it, since the last verified version; only a
   /// successful regroup() makes the memory whole again. False after a regroup() that failed before the first byte
   /// arrived: the memory is unchanged then. May be called in any thread.
   bool anchor_begun() const noexcept;
   /// Settles a version in doubt without a regroup(), for an engine that goes on to serve though its trainer is gone.
-  /// With `committed` the version stands, which is right if any rank of the world has received that decision; otherwise
-  /// the memory is rolled back to version(). All ranks of an engine must settle alike. Does nothing when no version is
-  /// in doubt. Throws Error{kDirty} when the memory could not be rolled back; the next regroup() seeds it then.
+  /// When `committed` is true, the version stands; this is right if any rank of the world has received the decision to
+  /// commit. When it is false, the memory is rolled back to version(). All ranks of an engine must pass the same value.
+  /// Does nothing when no version is in doubt. Throws Error{kDirty} when the memory could not be rolled back; the next
+  /// regroup() seeds it then.
   void settle(bool committed);
 
-  /// Audits this rank's routes, as Subscriber::audit_next and Subscriber::audit do.
+  /// Performs one step of the rolling audit of this rank's memory, as Subscriber::audit_next. Returns the bytes read.
   std::uint64_t audit_next();
+  /// Audits all of this rank's memory, as Subscriber::audit.
   void audit();
 
   const FanoutPlan& plan() const;
@@ -208,8 +219,9 @@ class SPARSECAST_API ShardedSubscriber {
   std::unique_ptr<State> state_;
 };
 
-/// A rank of the world that belongs to the trainer and to an engine at once; data that it sends to itself stays in the
-/// process. The publisher and the subscriber must outlive it, and their own regroup() and sync() must not be called.
+/// A rank of the world that belongs to the trainer and to an engine at once. Data that the rank sends to itself stays
+/// in the process. The publisher and the subscriber must outlive this object, and their own regroup() and sync() must
+/// not be called.
 class SPARSECAST_API ColocatedRank {
  public:
   ColocatedRank(ShardedPublisher& publisher, ShardedSubscriber& subscriber)

@@ -33,15 +33,17 @@ struct SubscriberOptions {
 struct ApplyReport {
   std::uint64_t version = 0;
   std::uint64_t changed = 0;  ///< Number of elements that the delta names.
-  StateDigest digest;         ///< Digest of the result, which was verified.
+  StateDigest digest;         ///< Verified digest of the tensors at `version`.
 };
 
 /// Order of an apply on a device relative to the engine's own streams.
 struct ApplyOrder {
-  /// Event before which nothing is written (the engine's last read of the old weights); null: writes start at once.
+  /// Event that must complete before the first write, such as the engine's last read of the old weights; null: writes
+  /// start at once.
   CUevent_st* after = nullptr;
-  /// Event of the tensors' device that is recorded after the last write, for streams of the engine to wait on; null:
-  /// none. Streams may wait on it before apply() returns, but the version is verified only when apply() returns.
+  /// Event, of the tensors' device, that apply() records after the last write, so that streams of the engine can wait
+  /// for it; null: none. Streams may wait on it before apply() returns, but the version is verified only when apply()
+  /// returns.
   CUevent_st* written = nullptr;
 };
 
@@ -75,17 +77,19 @@ class SPARSECAST_API Subscriber {
   Subscriber(Subscriber&&) noexcept;
   Subscriber& operator=(Subscriber&&) noexcept;
 
-  /// Takes one record (copied). A header starts a new staging and drops an unfinished one. Throws Error{kForeignStream
-  /// | kStaleVersion | kVersionGap | kTableMismatch | kWrongBase | kCorrupt | kDirty}; after any of them the live state
-  /// is untouched. A frame that arrives twice is ignored. With tensors on a device, checksums are verified as frames
-  /// arrive, but blocks only with the last record: that call may throw for any frame, and the delta must be staged
-  /// again.
+  /// Stages one record of a delta, which is copied. A header starts a new staging and drops an unfinished one. Throws
+  /// Error{kForeignStream | kStaleVersion | kVersionGap | kTableMismatch | kWrongBase | kCorrupt | kDirty}; after any
+  /// of them the live state is untouched. A frame that arrives twice is ignored. With tensors on a device, checksums
+  /// are verified as frames arrive, but blocks only with the last record: that call may throw for any frame, and the
+  /// delta must be staged again.
   void stage(ConstBytes record);
+  /// Stages all records of a delta.
   void stage(const Delta& delta);
-  /// Takes all frames, in device memory and in order of sequence, of the delta whose header has been staged; header and
-  /// commit records are staged by stage(). The frames are read after the work that is on `cuda_stream` now (null: they
-  /// are complete already). They must stay unchanged until the next header is staged or the subscriber is destroyed,
-  /// because an undo needs them. Requires tensors on the device (Error{kUsage}); other errors are those of stage().
+  /// Stages all frames of the delta whose header has been staged. `frames` are in device memory and in order of
+  /// sequence; header and commit records are staged by stage(). The frames are read after the work that is on
+  /// `cuda_stream` now (null: they are complete already). The frames must stay unchanged until the next header is
+  /// staged or the subscriber is destroyed, because an undo needs them. Requires tensors on the device (Error{kUsage});
+  /// other errors are those of stage().
   void stage_frames(std::vector<DeviceRecord> frames, CUstream_st* cuda_stream = nullptr);
   /// Returns memory for `bytes` bytes of frames, into which transports receive. It is on the host or the device that
   /// holds the tensors, on a device 256-byte aligned, and valid until the next call. Drops staged records and the data
@@ -116,23 +120,23 @@ class SPARSECAST_API Subscriber {
   /// Possible once, until the next stage(). Throws Error{kUsage} when there is no delta to roll back.
   void undo_last();
 
-  /// Performs one step of a rolling audit; call it after each version when the engine runs again. Re-reads some
-  /// tensors, in turn, and compares them with their running digests. A flipped bit that no delta touches is thus found
+  /// Performs one step of a rolling audit; call it after each version when the engine runs again. Reads some tensors,
+  /// in turn, and compares their digests with the running ones. A flipped bit that no delta touches is thus found
   /// within `audit_versions` calls, or within the calls that `audit_time` needs. Tensors are read whole: a tensor that
   /// takes longer than one call may take is read once earlier calls have left enough time. Returns the bytes read.
   /// Throws Error{kDirty} that names the tensor, and marks the subscriber dirty.
   std::uint64_t audit_next();
-  /// Re-reads every byte. Throws Error{kDirty} that names the first tensor that differs, and marks the subscriber
-  /// dirty.
+  /// Reads every byte of all tensors and compares their digests with the running ones. Throws Error{kDirty} that names
+  /// the first tensor that differs, and marks the subscriber dirty.
   void audit();
-  /// Accepts the live tensors as `version`, after the caller has written an anchor into them. Their digest must be
-  /// `expected`. Throws Error{kDigestMismatch} and stays dirty otherwise.
+  /// Accepts the live tensors as `version`, after the caller has written an anchor into them, and clears dirty(). When
+  /// their digest is not `expected`, throws Error{kDigestMismatch}, and the subscriber is dirty. Drops staged records.
   void reset(std::uint64_t version, const StateDigest& expected);
 
   std::uint64_t version() const noexcept;
   const StateDigest& digest() const noexcept;
   bool dirty() const noexcept;
-  bool on_device() const noexcept;  ///< Returns whether the tensors are on a device.
+  bool on_device() const noexcept;  ///< Returns true when the tensors are on a device.
 
  private:
   friend SubscriberState& state_of(Subscriber& subscriber) noexcept;

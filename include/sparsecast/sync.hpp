@@ -21,7 +21,7 @@ struct SyncReport {
   std::uint64_t wire_bytes = 0;
   double encode_seconds = 0;  ///< Source: time to detect and encode.
   double wire_seconds = 0;    ///< Time of the records' broadcast.
-  double stage_seconds = 0;   ///< Receivers: time of verification, outside the pause.
+  double stage_seconds = 0;   ///< Receivers: time to verify the received records, outside the pause.
   double apply_seconds = 0;   ///< Receivers: time of the pause.
   double total_seconds = 0;
 };
@@ -36,8 +36,9 @@ struct SyncReport {
 SPARSECAST_API SyncReport sync_send(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout,
                                     CUevent_st* weights_ready = nullptr);
 
-/// Performs one whole sync on a receiver. A rank applies only when all ranks have staged; when any rank fails to apply,
-/// the others roll their apply back (undo_last). `source` is the publisher's rank; `order` is as in Subscriber::apply.
+/// Performs one whole sync on a receiver. A rank applies the delta only when all ranks have staged it; when any rank
+/// fails to apply it, all other ranks roll their apply back (undo_last). Throws the error then. `source` is the
+/// publisher's rank; `order` is as in Subscriber::apply.
 SPARSECAST_API SyncReport sync_receive(Subscriber& subscriber, Transport& transport, int source,
                                        std::chrono::milliseconds timeout, const ApplyOrder& order = {});
 

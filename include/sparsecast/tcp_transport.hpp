@@ -17,14 +17,15 @@ namespace sparsecast {
 
 /// One address of one network interface of this machine.
 struct NetworkInterface {
-  std::string name;     ///< "eth0"
-  std::string address;  ///< "10.0.0.7", "fe80::1%eth0"
+  std::string name;     ///< Name, such as "eth0".
+  std::string address;  ///< Address, such as "10.0.0.7" or "fe80::1%eth0".
   bool ipv6 = false;
   bool up = false;
   bool loopback = false;
-  bool link_local = false;  ///< IPv6 link-local: usable only on one link.
-  bool bridge = false;      ///< Looks like a container's bridge or a virtual pair (docker, veth, virbr, cni, br-).
-  long megabits = -1;       ///< Speed of the link; -1 when the kernel does not say.
+  bool link_local = false;  ///< Whether the address is IPv6 link-local, so that it is usable only on one link.
+  /// Whether the name looks like a container's bridge or a virtual pair (docker, veth, virbr, cni, br-).
+  bool bridge = false;
+  long megabits = -1;  ///< Speed of the link in Mbit/s; -1 when the kernel does not say.
 };
 
 /// Returns all interfaces with an address, in the kernel's order.
@@ -32,7 +33,7 @@ SPARSECAST_API std::vector<NetworkInterface> network_interfaces();
 
 struct InterfaceChoice {
   NetworkInterface interface;
-  std::string reason;  ///< "the route to 10.0.0.1 leaves through it"
+  std::string reason;  ///< Why this interface was chosen: "the route to 10.0.0.1 leaves through it".
 };
 
 /// Returns the interface to use. `wanted` is the name or address of an interface. When it is empty, the choice is the
@@ -42,10 +43,10 @@ struct InterfaceChoice {
 SPARSECAST_API InterfaceChoice choose_interface(const std::vector<NetworkInterface>& interfaces,
                                                 const std::string& wanted, const std::string& peer_host);
 
-/// Returns one line: "eth0 10.0.0.7 (10000 Mbit/s)".
+/// Returns the interface as one line: "eth0 10.0.0.7 (10000 Mbit/s)".
 SPARSECAST_API std::string describe(const NetworkInterface& interface);
 
-/// Returns the InfiniBand and RoCE devices under `folder`, which NCCL's own network transport looks for.
+/// Returns the names of the InfiniBand and RoCE devices under `folder`, which NCCL's own network transport looks for.
 SPARSECAST_API std::vector<std::string> fabric_devices(const std::string& folder = "/sys/class/infiniband");
 
 /// Returns true when this build supports meeting over TCP (it needs libsodium).
@@ -53,8 +54,9 @@ SPARSECAST_API bool rendezvous_available() noexcept;
 
 class CancellationToken;
 
-/// Ends meetings from another thread, for a caller that learns meanwhile that a rank will not come. One object serves
-/// any number of meetings, one after another or at once; it is given to them by RendezvousOptions::cancellation.
+/// Lets another thread end meetings (Rendezvous::meet), for a caller that learns meanwhile that a rank will not come.
+/// RendezvousOptions::cancellation gives the object to a meeting. One object serves any number of meetings, one after
+/// another or at once.
 class SPARSECAST_API MeetingCancellation {
  public:
   /// Throws Error{kIo} when no file descriptor is left.
@@ -86,19 +88,20 @@ struct RendezvousOptions {
   /// Number that distinguishes groups that meet at the same address one after another: a rank left over from an earlier
   /// group is rejected.
   std::uint32_t generation = 0;
-  /// Interface (name or address) on which rank 0 listens (empty: the one that has `host`), and from which other ranks
-  /// connect.
+  /// Interface, by name or address, on which rank 0 listens, and from which other ranks connect. Empty: rank 0 listens
+  /// on the interface that has the address `host`, and the system chooses for other ranks.
   std::string interface;
   std::chrono::milliseconds timeout{60000};
   /// How long a rank other than 0 tries to connect to rank 0 and to prove the secret, at most `timeout`; 0: as long as
   /// `timeout`. For ranks that must not wait for a rank 0 that has died before it listened.
   std::chrono::milliseconds reach_timeout{0};
   std::uint64_t max_blob_bytes = std::uint64_t{1}
-                                 << 20;               ///< Maximum bytes of one rank in all_gather, and of a broadcast.
-  std::shared_ptr<MeetingCancellation> cancellation;  ///< May be null. See MeetingCancellation.
+                                 << 20;  ///< Maximum bytes of one rank in all_gather, and of a broadcast.
+  /// Object by which another thread can end the meeting; may be null.
+  std::shared_ptr<MeetingCancellation> cancellation;
 };
 
-/// Parses "host:port" or "[2001:db8::1]:port". Throws Error{kUsage} for any other text.
+/// Parses "host:port" or "[2001:db8::1]:port" into `host` and `port`. Throws Error{kUsage} for any other text.
 SPARSECAST_API void parse_endpoint(const std::string& text, std::string& host, std::uint16_t& port);
 
 /// Rank 0's open port, for callers that let the system choose one (port 0) and tell it to the other ranks.
@@ -136,14 +139,15 @@ struct UniqueIdOptions {
   std::uint32_t generation = 0;
 };
 
-/// Makes an id in the process that will be rank 0. Opens a port, which stays open until rank 0 meets on the id or calls
-/// forget_unique_id(). Throws Error{kUsage | kIo | kUnsupported}.
+/// Returns a new id, made in the process that will be rank 0. Opens a port, which stays open until rank 0 calls
+/// Rendezvous::meet with the id, or forget_unique_id(). Throws Error{kUsage | kIo | kUnsupported}.
 SPARSECAST_API UniqueId make_unique_id(const UniqueIdOptions& options = {});
-/// Closes the port of an id that will not be used. Returns false when this process has no port for it.
+/// Closes the port of an id that will not be used. Returns true when the port was closed, and false when this process
+/// has no port for the id.
 SPARSECAST_API bool forget_unique_id(const UniqueId& id) noexcept;
 
-/// Control channel of a group whose N ranks have verified that each knows the secret. Rank 0 is the hub of a star.
-/// After the handshake all traffic is encrypted and authenticated, with one key for each direction.
+/// Control channel of a group whose ranks have all proved that they know the secret. Rank 0 is the hub of a star. After
+/// the handshake all traffic is encrypted and authenticated, with one key for each direction.
 class SPARSECAST_API Rendezvous final : public ControlChannel {
  public:
   /// Forms the group. Returns on every rank when all `size` ranks have connected, or throws by the deadline:
@@ -179,7 +183,7 @@ class SPARSECAST_API Rendezvous final : public ControlChannel {
   void abort(const std::string& reason) noexcept override;
   std::optional<std::string> aborted() noexcept override;
 
-  /// Returns text about this rank: "rank 1 of 4 at 10.0.0.7:51344, hub 10.0.0.1:29400".
+  /// Returns a description of this rank: "rank 1 of 4 at 10.0.0.7:51344, hub 10.0.0.1:29400".
   std::string describe() const;
   /// Returns, on rank 0, the last few connections that were rejected while the group met, each with address and reason.
   const std::vector<std::string>& turned_away() const noexcept;
@@ -187,17 +191,18 @@ class SPARSECAST_API Rendezvous final : public ControlChannel {
  private:
   struct Impl;
   explicit Rendezvous(std::shared_ptr<Impl> impl);
-  std::shared_ptr<Impl> impl_;  ///< Owned; channels made by split() refer to it while it exists.
+  /// State of the group, owned; channels made by split() refer to it while it exists.
+  std::shared_ptr<Impl> impl_;
 };
 
-/// Limits of a receiver, which it checks before it allocates.
+/// Limits of what a receiver accepts. It checks them before it allocates memory.
 struct TcpTransportOptions {
   std::uint64_t max_records = std::uint64_t{1} << 22;
   std::uint64_t max_bytes = std::uint64_t{1} << 40;  ///< Maximum bytes of all records of one broadcast.
 };
 
 /// Makes a channel that sends records over a control channel (a Rendezvous over TCP, or any other), which it owns from
-/// now on. The transport is meant for tests, small groups, and machines with neither MPI nor NCCL. It is a star: rank 0
+/// now on. The channel is meant for tests, small groups, and machines with neither MPI nor NCCL. It is a star: rank 0
 /// sends every byte to each other rank in turn, so that a broadcast in a group of n ranks sends its bytes n - 1 times
 /// over rank 0's link. A source other than rank 0 first sends to rank 0, which then sends to all ranks, including the
 /// source. Records are sent in pieces of at most control->max_blob_bytes(). Throws Error{kUsage} for a null channel.

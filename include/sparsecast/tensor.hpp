@@ -33,7 +33,7 @@ enum class DType : std::uint8_t {
   kBool = 12,
   kI4X2 = 13,    ///< Two integers of 4 bits (two's complement, or with an offset) in a byte.
   kF4X2 = 14,    ///< Two fp4 e2m1 numbers in a byte, as in torch.float4_e2m1fn_x2 and the data of MXFP4 and NVFP4.
-  kF8E8M0 = 15,  ///< UE8M0 scales: 2^(byte - 127); 255 is NaN. Bytes sort as their numbers.
+  kF8E8M0 = 15,  ///< A power of two, as UE8M0 scales: 2^(byte - 127); 255 is NaN. Bytes sort as their numbers.
   kU16 = 16,
   kU32 = 17,
   kU64 = 18,
@@ -45,7 +45,7 @@ enum class DType : std::uint8_t {
   kF6E3M2 = 23,
 };
 
-/// Returns the bytes of one element: 1, 2, 4 or 8.
+/// Returns the number of bytes of one element of a dtype: 1, 2, 4 or 8.
 SPARSECAST_API std::size_t element_size(DType dtype) noexcept;
 
 /// Returns true for the floating dtypes with a sign, of a byte or more, whose bits the `ulp` codec maps to ordered
@@ -69,8 +69,9 @@ SPARSECAST_API std::optional<DType> dtype_from_name(std::string_view name) noexc
 /// Returns the dtype of a wire code; nullopt when it is unknown.
 SPARSECAST_API std::optional<DType> dtype_from_code(std::uint8_t code) noexcept;
 
-/// Bytes in the caller's memory: ConstBytes are only read, MutableBytes may be written.
+/// Bytes in the caller's memory, which are only read.
 using ConstBytes = std::span<const std::byte>;
+/// Bytes in the caller's memory, which may be written.
 using MutableBytes = std::span<std::byte>;
 
 /// One tensor of a stream, named as in the checkpoint. Elements have a flat 64-bit index in row-major order.
@@ -79,18 +80,20 @@ struct SPARSECAST_API TensorSpec {
   DType dtype = DType::kBF16;
   std::vector<std::uint64_t> shape;  ///< Empty for a scalar (one element); a zero makes the tensor empty.
 
-  std::uint64_t elements() const noexcept;  ///< Product of the shape; TensorTable checks that it cannot overflow.
+  /// Returns the product of the shape; TensorTable checks that it cannot overflow.
+  std::uint64_t elements() const noexcept;
   std::uint64_t bytes() const noexcept { return elements() * element_size(dtype); }
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 
 /// Key and indices under which a tensor's elements count in the state digest. They are the tensor's own, unless the
-/// tensor is a box of another tensor: then they are the other tensor's, so that the digests of all boxes that tile it
-/// add up to its digest.
+/// tensor is a box of another tensor. A box has the key and the indices of that other tensor, so that the digests of
+/// all boxes that tile the other tensor add up to its digest.
 struct DigestOrigin {
   Hash128 key;
-  std::uint64_t first = 0;            ///< Index in the other tensor of element (0, 0, ...).
-  std::vector<std::int64_t> strides;  ///< Index of (i, j, ...) is first + i * strides[0] + ...; empty: first + i.
+  std::uint64_t first = 0;  ///< Index, in the other tensor, of element (0, 0, ...).
+  /// Element (i, j, ...) has index first + i * strides[0] + j * strides[1] + ...; empty: element i has index first + i.
+  std::vector<std::int64_t> strides;
 };
 
 /// The ordered list of tensors that a stream carries. Both ends must agree on it: they compare `hash()`.
@@ -99,10 +102,12 @@ class SPARSECAST_API TensorTable {
  public:
   static constexpr std::size_t kMaxTensors = std::size_t{1} << 20;
   static constexpr std::size_t kMaxRank = 32;
-  static constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 46;  ///< Limit for one tensor.
+  /// Maximum number of elements of one tensor.
+  static constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 46;
 
   TensorTable() = default;
-  /// Throws Error{kUsage} for repeated or empty names and for anything over the limits above.
+  /// Makes the table of these tensors. Throws Error{kUsage} for repeated or empty names and for anything over the
+  /// limits above.
   explicit TensorTable(std::vector<TensorSpec> specs);
   /// Makes a table of boxes, with the origin of each box. Throws Error{kUsage} also when the numbers of origins and
   /// tensors or of strides and dimensions differ, and for strides of more than 8 dimensions. `hash()` and `serialize()`
@@ -113,6 +118,7 @@ class SPARSECAST_API TensorTable {
   const TensorSpec& operator[](std::size_t i) const { return specs_[i]; }
   std::vector<TensorSpec>::const_iterator begin() const noexcept { return specs_.begin(); }
   std::vector<TensorSpec>::const_iterator end() const noexcept { return specs_.end(); }
+  /// Returns the index of the tensor of this name; nullopt when there is none.
   std::optional<std::size_t> find(std::string_view name) const;
 
   std::uint64_t elements() const noexcept { return elements_; }
@@ -124,7 +130,7 @@ class SPARSECAST_API TensorTable {
   const Hash128& digest_key(std::size_t i) const { return origins_[i].key; }
   const DigestOrigin& digest_origin(std::size_t i) const { return origins_[i]; }
 
-  /// Returns the canonical bytes of docs/wire-format.md, "Tensor table".
+  /// Returns the table as its canonical bytes (docs/wire-format.md, "Tensor table").
   std::vector<std::byte> serialize() const;
   /// Parses the output of serialize(). Throws Error{kCorrupt} for any other bytes.
   static TensorTable parse(std::span<const std::byte> bytes);
@@ -155,21 +161,25 @@ struct SPARSECAST_API TensorRef {
 
   std::uint64_t elements() const noexcept;
   std::uint64_t bytes() const noexcept { return elements() * element_size(dtype); }
-  bool contiguous() const noexcept;  ///< Whether its elements lie one after another, in row-major order.
+  bool contiguous() const noexcept;  ///< Returns true when the elements lie one after another, in row-major order.
 };
 
-/// Returns the reference to a tensor of this dtype and shape at `data`.
+/// Returns a reference to the tensor at `data` that has the dtype and shape of `spec`.
 SPARSECAST_API TensorRef ref_to(const TensorSpec& spec, const void* data, int device = kHostMemory,
                                 std::vector<std::int64_t> strides = {});
-/// Return the references to contiguous tensors of the table, in host memory or at these addresses of a device. Throw
-/// Error{kUsage} that names the tensor unless there is exactly one for each tensor of the table, of the tensor's size.
+/// Returns references to contiguous tensors of the table in host memory that is only read. Throws Error{kUsage} that
+/// names the tensor unless `tensors` has the bytes of each tensor of the table, in order.
 SPARSECAST_API std::vector<TensorRef> refs_to(const TensorTable& table, const std::vector<ConstBytes>& tensors);
+/// Returns references to contiguous tensors of the table in host memory that may be written. Throws as the function
+/// above.
 SPARSECAST_API std::vector<TensorRef> refs_to(const TensorTable& table, const std::vector<MutableBytes>& tensors);
+/// Returns references to contiguous tensors of the table at the addresses `d_tensors` in the memory of `device`. Throws
+/// Error{kUsage} unless there is one address for each tensor.
 SPARSECAST_API std::vector<TensorRef> refs_to(const TensorTable& table, const std::vector<void*>& d_tensors,
                                               int device);
 
-/// Returns the part of the digest that elements [first, first + count) of a tensor contribute. `bits` holds exactly
-/// these elements; `count` is bits.size() / element_size(dtype).
+/// Returns what some elements of a tensor add to the state digest. `bits` holds these elements, and `first` is the
+/// index of the first of them. `key` is the tensor's TensorTable::digest_key.
 SPARSECAST_API StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first,
                                        std::span<const std::byte> bits);
 

@@ -17,13 +17,13 @@ class FrameChannel;
 class SPARSECAST_API Transport {
  public:
   virtual ~Transport() = default;
-  /// Collective. Brings the source's records to every rank, in order. On the source `records` is input; elsewhere it is
-  /// output. Ends by `deadline` with the result or with Error{kTimeout | kPeerFailed}.
+  /// Collective. Brings the records of rank `source` to every rank, in order. On the source `records` is input; on
+  /// other ranks it is output. Ends by `deadline` with the result or with Error{kTimeout | kPeerFailed}.
   virtual void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) = 0;
   /// Returns the control channel of the same ranks, which lives as long as the transport.
   virtual ControlChannel& control() const noexcept = 0;
-  /// Internal: the transport's interface for frames that go from the memory of one rank, which may be a device's, to
-  /// the memory of others; null where it has none, and carries records of the host alone.
+  /// Internal: returns the transport's interface for frames that go from the memory of one rank, on the host or a
+  /// device, to the memory of other ranks. Null when the transport carries only records in host memory.
   virtual FrameChannel* frames() noexcept { return nullptr; }
 
   int rank() const noexcept { return control().rank(); }
