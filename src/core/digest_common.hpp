@@ -29,7 +29,8 @@ inline constexpr std::uint32_t kDigestRound1 = 0xBB67AE86U;
 inline constexpr std::uint32_t kDigestRound2 = 0xA54FF53BU;
 inline constexpr std::uint32_t kDigestRound3 = 0x9B05688DU;
 
-/// Returns the weight of the element that has this counter, an odd number. Each round multiplies one half of the word.
+/// Returns the weight, an odd number, of the element that has this counter, in the tensor whose key has high word
+/// `key_hi`. Each round multiplies one half of the word.
 SPARSECAST_HD std::uint64_t digest_weight(std::uint64_t counter, std::uint64_t key_hi) {
   std::uint64_t x = (counter & 0xFFFFFFFFULL) * kDigestRound1 ^ counter ^ key_hi;
   x = (x >> 32) * kDigestRound2 ^ x << 32;
@@ -40,9 +41,9 @@ SPARSECAST_HD std::uint64_t digest_weight(std::uint64_t key_lo, std::uint64_t ke
   return digest_weight(digest_counter(key_lo, index), key_hi);
 }
 
-/// Returns the digest word of an element with storage bits `bits`, by which its weight is multiplied. The word is a
-/// bijection of the bits: a triangular number, modulo 2^width. How a step changes the word depends on all bits, not on
-/// the step alone, so a delta that is applied to other bits than its base's gives another digest.
+/// Returns the digest word of an element with storage bits `bits`. The element's weight is multiplied by it. The word
+/// is a bijection of the bits: a triangular number, modulo 2^width. How a step changes the word depends on all bits,
+/// not on the step alone, so a delta that is applied to other bits than its base's gives another digest.
 template <class T>
 SPARSECAST_HD std::uint64_t digest_word(T bits) {
   if constexpr (sizeof(T) == 8) {
@@ -69,7 +70,7 @@ SPARSECAST_HD void multiply_wide(std::uint64_t a, std::uint64_t b, std::uint64_t
 #endif
 }
 
-/// Adds a number of 128 bits to a sum.
+/// Adds the 128-bit number hi * 2^64 + lo to a sum, modulo 2^128.
 SPARSECAST_HD void add_wide(DigestSum& sum, std::uint64_t lo, std::uint64_t hi) {
   __extension__ using Wide = unsigned __int128;
   const Wide total = (static_cast<Wide>(sum.hi) << 64 | sum.lo) + (static_cast<Wide>(hi) << 64 | lo);
@@ -77,7 +78,7 @@ SPARSECAST_HD void add_wide(DigestSum& sum, std::uint64_t lo, std::uint64_t hi) 
   sum.hi = static_cast<std::uint64_t>(total >> 64);
 }
 
-/// Adds the product of a weight and the word of an element.
+/// Adds an element to a digest: the product of its weight and its digest word.
 SPARSECAST_HD void digest_add(DigestSum& sum, std::uint64_t weight, std::uint64_t word) {
   std::uint64_t lo;
   std::uint64_t hi;
@@ -85,13 +86,14 @@ SPARSECAST_HD void digest_add(DigestSum& sum, std::uint64_t weight, std::uint64_
   add_wide(sum, lo, hi);
 }
 
-/// Adds word `index` of a frame to the sum of its words: the digest of a tensor of 64-bit words whose key is 0.
+/// Adds word `index` of a frame to the sum over the frame's words. That sum is the digest of a tensor of 64-bit words
+/// whose key is 0.
 SPARSECAST_HD void add_frame_word(DigestSum& sum, std::uint64_t index, std::uint64_t word) {
   digest_add(sum, digest_weight(0, 0, index), digest_word(word));
 }
 
-/// Adds the change of the digest when the word of the element with this weight changes. One product serves both terms:
-/// a n - a o = a ((n - o) mod 2^64) - (n < o ? 2^64 a : 0).
+/// Adds the change of a digest when the digest word of the element with this weight changes from `old_word` to
+/// `new_word`. One product serves both terms: a n - a o = a ((n - o) mod 2^64) - (n < o ? 2^64 a : 0).
 SPARSECAST_HD void digest_change(DigestSum& sum, std::uint64_t weight, std::uint64_t old_word, std::uint64_t new_word) {
   std::uint64_t lo;
   std::uint64_t hi;
@@ -99,7 +101,7 @@ SPARSECAST_HD void digest_change(DigestSum& sum, std::uint64_t weight, std::uint
   add_wide(sum, lo, hi - (new_word < old_word ? weight : 0));
 }
 
-/// Adds the change of the digest when element `index` changes from `old_bits` to `new_bits`.
+/// Adds the change of a digest when element `index` of the tensor with this key changes from `old_bits` to `new_bits`.
 template <class T>
 SPARSECAST_HD void digest_replace(DigestSum& sum, std::uint64_t key_lo, std::uint64_t key_hi, std::uint64_t index,
                                   T old_bits, T new_bits) {

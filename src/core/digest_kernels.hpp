@@ -10,22 +10,22 @@
 
 namespace sparsecast::cpu {
 
-/// Adds the digest of the first elements, at most `count`, of `element_bytes` bytes at `bits`, at any alignment.
-/// Returns the number of added elements; the last few are left to the caller. The first element has the counter
-/// `counter`; each next one is larger by `counter_step`.
+/// Adds elements to a digest: the first of the `count` elements of `element_bytes` bytes that lie at `bits`, at any
+/// alignment. Returns the number of elements that were added; the caller adds the last few. The first element has the
+/// counter `counter`; each next one is larger by `counter_step`.
 std::uint64_t sum_elements(std::uint64_t counter, std::uint64_t counter_step, std::uint64_t key_hi,
                            const std::byte* bits, std::uint64_t count, std::size_t element_bytes, DigestSum& sum);
 
 /// Maximum number of changes that one call to sum_changes takes.
 inline constexpr std::uint32_t kMostSummedChanges = 512;
 
-/// Adds the change of the digest when elements of `element_bytes` bytes, which have these counters, change from the
-/// bits in `before` to those in `after`, both aligned. `count` is at most kMostSummedChanges. Adds the first changes
-/// and returns their number; the last few are left to the caller.
+/// Adds to a digest the first of `count` changes of elements of `element_bytes` bytes. Element i has the counter
+/// counters[i], and changes from the bits in `before` to those in `after`, both aligned. `count` is at most
+/// kMostSummedChanges. Returns the number of changes that were added; the caller adds the last few.
 std::uint32_t sum_changes(const std::uint64_t* counters, std::uint64_t key_hi, const void* before, const void* after,
                           std::uint32_t count, std::size_t element_bytes, DigestSum& sum);
 
-/// Does the same as sum_changes for elements whose counters are counter + offsets[i] * kDigestStep.
+/// Does the same as sum_changes for elements whose counters are `counter` + offsets[i] * kDigestStep.
 std::uint32_t sum_changes_at(std::uint64_t counter, const std::uint32_t* offsets, std::uint64_t key_hi,
                              const void* before, const void* after, std::uint32_t count, std::size_t element_bytes,
                              DigestSum& sum);

@@ -15,14 +15,15 @@
 
 namespace sparsecast {
 
-/// Removes trailing slashes: "dir" for "dir//"; "/" stays.
+/// Returns a path without the slashes at its end: "dir" for "dir//"; "/" stays.
 inline std::string without_trailing_slashes(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;
 }
 
-/// Returns the resolved path of a directory for each of its names (links, "dir/.", "dir/"), so that files next to it
-/// are found by all of them. Other paths only lose trailing slashes. Throws Error{kUsage} for a link to nothing.
+/// Returns the resolved path of a directory, which is the same for each of its names (links, "dir/.", "dir/"), so that
+/// files next to the directory are found under any of them. Any other path is returned without slashes at its end.
+/// Throws Error{kUsage} for a link to nothing.
 inline std::string settled_path(FileSystem& fs, const std::string& given) {
   std::string path = without_trailing_slashes(given);
   if (fs.is_directory(path)) return fs.resolved(path);
@@ -43,8 +44,8 @@ inline void remove_tree(FileSystem& fs, const std::string& path) {
   fs.remove(path);
 }
 
-/// Copies all of `source` window by window to a new file, and syncs the new file. `progress` (bytes done, bytes in
-/// total) may be empty.
+/// Copies all of `source` window by window to a new file at `to`, and syncs the new file. `progress` is called with the
+/// bytes copied so far and in total; it may be empty.
 inline void copy_file(File& source, FileSystem& fs, const std::string& to,
                       const std::function<void(std::uint64_t done, std::uint64_t total)>& progress = nullptr) {
   constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;

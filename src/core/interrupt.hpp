@@ -12,19 +12,21 @@
 
 namespace sparsecast {
 
-/// Longest time between two questions during a wait.
+/// Maximum time between two calls of interrupted() during a wait.
 inline constexpr std::chrono::milliseconds kInterruptInterval{100};
 
-/// Sets the question, which any waiting thread calls; null: none. It returns true when the wait is to end. It must be
-/// cheap: it decides itself how often it really checks. Once it has returned true, it should return true until the call
-/// has ended, because parts of the library retry after an error.
+/// Sets the function `question`, which every thread that waits in the library calls at intervals, and which returns
+/// true when the wait is to end; null: none. The function must be cheap: it decides itself how often it really checks.
+/// Once it has returned true, it should return true until the library call has ended, because parts of the library
+/// retry after an error.
 void ask_during_waits(bool (*question)() noexcept) noexcept;
-/// Asks the question and returns its answer; false without a question.
+/// Calls the function that ask_during_waits() has set, and returns its answer; false when none is set.
 bool interrupted() noexcept;
-/// Throws Error{kPeerFailed} when the wait is to end; the other ranks get that error too.
+/// Throws Error{kPeerFailed} when interrupted() is true. The other ranks of a group get that error, too.
 void check_interrupt();
 
-/// Waits as condition.wait_until(lock, deadline, met) does. Throws Error{kPeerFailed} when the wait is to end.
+/// Waits until met() is true, and returns true; returns false at the deadline. Throws Error{kPeerFailed} when
+/// interrupted() is true.
 template <class Condition>
 bool wait_or_interrupt(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
                        std::chrono::steady_clock::time_point deadline, const Condition& met) {
@@ -39,7 +41,7 @@ bool wait_or_interrupt(std::condition_variable& condition, std::unique_lock<std:
   }
 }
 
-/// Sleeps for `time`; returns false, earlier, when the wait is to end.
+/// Sleeps for `time`, and returns true. Returns false, before the time is over, when interrupted() is true.
 bool sleep_or_interrupt(std::chrono::milliseconds time);
 
 }  // namespace sparsecast

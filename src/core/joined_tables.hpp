@@ -16,12 +16,12 @@ namespace sparsecast {
 /// The tables of delta streams, and the table that joins them. Immutable; copies share the tables.
 class JoinedTables {
  public:
-  /// Makes a single stream; the joined table is its own table.
+  /// Makes a single stream of `table`, which is then the joined table, too.
   JoinedTables(std::shared_ptr<const TensorTable> table);  // NOLINT(google-explicit-constructor)
-  /// Makes a single stream, whose table the caller keeps alive.
+  /// Makes a single stream of `table`, which must outlive this object and its copies.
   JoinedTables(const TensorTable& table);  // NOLINT(google-explicit-constructor)
-  /// Joins the streams in this order. A name that an earlier stream already has is followed by " (stream 2)" in the
-  /// joined table. Throws Error{kUsage} over the limits of TensorTable.
+  /// Joins the tables of several streams in this order. A name that an earlier stream already has is followed by "
+  /// (stream 2)" in the joined table. Throws Error{kUsage} over the limits of TensorTable.
   explicit JoinedTables(std::vector<std::shared_ptr<const TensorTable>> tables);
 
   std::size_t streams() const noexcept { return tables_.size(); }
@@ -33,13 +33,13 @@ class JoinedTables {
   /// Returns the index in all() of the first tensor of a stream; for `stream` == streams() the result is all().size().
   std::size_t first(std::size_t stream) const { return first_[stream]; }
 
-  /// Returns the sum of each stream's digests of tensors, which are parallel to all().
+  /// Returns one digest per stream: the sum of its tensors' digests. `of_tensors` is parallel to all().
   std::vector<StateDigest> sums(const std::vector<StateDigest>& of_tensors) const;
 
  private:
   std::vector<std::shared_ptr<const TensorTable>> tables_;
   std::shared_ptr<const TensorTable> all_;
-  std::vector<std::size_t> first_;  ///< One more than there are streams.
+  std::vector<std::size_t> first_;  ///< Index in all() of each stream's first tensor, then all().size().
 };
 
 }  // namespace sparsecast

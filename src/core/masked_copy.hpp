@@ -12,15 +12,17 @@ namespace sparsecast {
 /// Throws Error{kUnsupported} for a dtype without NaNs.
 void require_nan_fillable(DType dtype);
 
+/// What a masked copy needs to know: the views of source and destination, and the bits of NaNs.
 struct MaskedCopyPlan {
   StridedView source;
   StridedView destination;
   NanPattern nan;
   std::uint64_t elements = 0;
-  bool contiguous = false;  ///< True when both views are contiguous.
+  bool contiguous = false;  ///< True when the elements of both views are contiguous.
 };
 
-/// Checks the layout and the pointers, without reading the memory; throws as masked_copy.
+/// Returns the plan of a masked copy, after checking the layout and the pointers. Does not read the memory; throws as
+/// masked_copy does.
 MaskedCopyPlan plan_masked_copy(const MaskedCopyLayout& layout, const void* source, const void* destination);
 
 }  // namespace sparsecast

@@ -6,10 +6,10 @@
 
 namespace sparsecast {
 
-/// Sets the function that returns the cache to the device; null for none. Any thread may call it, several at once, with
-/// the device that lacks memory as the current one.
+/// Sets the function that gives the program's cached device memory back to the device; null: none. Any thread may call
+/// the function, several at once, with the device that lacks memory as the current one.
 void release_memory_by(void (*release)() noexcept) noexcept;
-/// Calls the function that release_memory_by() has set. Returns false when there is none.
+/// Calls the function that release_memory_by() has set, and returns true. Returns false when none is set.
 bool release_cached_memory() noexcept;
 
 }  // namespace sparsecast

@@ -11,9 +11,10 @@
 
 namespace sparsecast {
 
-/// Limits against hostile files. Edit distance costs the product of the lengths, so only the beginnings of longer names
-/// are compared, and only a limited number of candidates.
+/// Number of bytes of a name that nearest_name() compares. Edit distance costs the product of the lengths, and names
+/// may come from a hostile file.
 inline constexpr std::size_t kNameCut = 200;
+/// Maximum number of names that nearest_name() compares, because a table may come from a hostile file.
 inline constexpr std::size_t kNameCandidates = 2000;
 
 inline std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -31,8 +32,8 @@ inline std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-/// Returns the name in `table` that is most similar to `name`, by edit distance; empty when none is near. The cost is
-/// bounded, because a table may come from a hostile file.
+/// Returns the name in `table` that is most similar to `name`, by edit distance; empty when no name is near. The cost
+/// is bounded, because a table may come from a hostile file.
 inline std::string nearest_name(const TensorTable& table, const std::string& name) {
   const std::string_view wanted = std::string_view(name).substr(0, kNameCut);
   std::size_t best = wanted.size() / 2 + 1;

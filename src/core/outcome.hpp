@@ -9,7 +9,7 @@
 
 namespace sparsecast {
 
-/// Measures the seconds since the last call of lap(), and since construction.
+/// Stopwatch that measures the seconds since the last call of lap(), and since its construction.
 class Stopwatch {
  public:
   double lap() {
@@ -26,7 +26,7 @@ class Stopwatch {
   Clock::time_point last_ = start_;
 };
 
-/// Result of a step for a vote: success, or the exception that stopped it.
+/// Result of a step, for a vote of ranks: a success, or the exception that stopped the step.
 class Outcome {
  public:
   template <class Step>
@@ -36,7 +36,7 @@ class Outcome {
     return outcome;
   }
 
-  /// Runs the step, unless an earlier step has failed.
+  /// Runs step() and keeps its exception, if any. Does nothing when an earlier step has failed.
   template <class Step>
   void then(const Step& step) {
     if (!ok()) return;

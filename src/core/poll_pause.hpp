@@ -11,7 +11,7 @@
 
 namespace sparsecast {
 
-/// Pauses of one polling loop. The time that the loop has waited counts from the construction.
+/// Makes the pauses of one polling loop. The time that the loop has waited counts from the construction of this object.
 class PollPause {
  public:
   /// Yields during the first 50 us, then sleeps for an eighth of the time waited so far, at most 500 us: short waits

@@ -10,13 +10,13 @@
 
 namespace sparsecast {
 
-/// Process that made an object with connections or threads. A forked child has a copy of the object, but none of its
-/// threads, and the connections are those of its parent: calls are refused there, and destructors leave the parent's
-/// resources alone, or leak objects that threads were using.
+/// Identifies the process that made an object with connections or threads. A forked child has a copy of the object but
+/// none of its threads, and the connections are those of the parent. There, calls are refused, and destructors leave
+/// the parent's resources alone or leak objects that threads were using.
 class ProcessMark {
  public:
   bool is_here() const noexcept { return ::getpid() == process_; }
-  /// Throws Error{kUsage} in another process.
+  /// Throws Error{kUsage} in any process but the one that made this object; `context` is the error's context.
   void require_here(const std::string& context) const {
     if (is_here()) return;
     throw Error(ErrorCode::kUsage, fmt::format("made in process {}; a forked child cannot use it", process_), context);

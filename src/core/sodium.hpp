@@ -15,12 +15,12 @@ inline const unsigned char* raw(const std::byte* bytes) noexcept {
   return reinterpret_cast<const unsigned char*>(bytes);
 }
 
-/// Initialises libsodium. Must be called before any other of its functions; repeated calls have no effect.
+/// Initialises libsodium. Must be called before any other function of libsodium; repeated calls have no effect.
 inline void start_sodium() {
   if (sodium_init() < 0) throw Error(ErrorCode::kIo, "libsodium found no source of randomness");
 }
 
-/// Returns random bytes from the operating system, which differ between machines and calls.
+/// Returns 128 random bits from the operating system, which differ between machines and calls.
 inline Hash128 random_hash() {
   start_sodium();
   Hash128 hash;

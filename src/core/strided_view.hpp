@@ -18,7 +18,7 @@ namespace sparsecast {
 
 inline constexpr unsigned kMostDims = 8;
 
-/// Divides by a number that is known in advance, by a multiplication and a shift instead of a 64-bit division, which
+/// A divisor that is known in advance. divide() uses a multiplication and a shift instead of a 64-bit division, which
 /// takes a device about a hundred instructions. Exact for dividends below 2^63 and divisors from 2 to 2^63: with m =
 /// ceil(2^(64 + shift) / d), the error of n * m / 2^(64 + shift) is below n / 2^64 * d / 2^shift / d <= 1 / d.
 struct Divisor {
@@ -42,16 +42,16 @@ SPARSECAST_HD std::uint64_t divide(std::uint64_t dividend, const Divisor& by) {
   return high >> by.shift;
 }
 
-/// Maps a row-major index to an offset. Dimensions are stored from the last to the first, without those of extent 1.
-/// Element (i, j, ...) lies at the sum of index times stride over the dimensions.
+/// Maps the row-major index of an element to its offset in memory. Dimensions are stored from the last to the first,
+/// without those of extent 1. Element (i, j, ...) lies at the sum of index times stride over the dimensions.
 struct StridedView {
   Divisor extents[kMostDims];
   std::int64_t strides[kMostDims] = {};  ///< Strides in elements.
   std::uint32_t rank = 0;
 };
 
-/// Makes the view of at most kMostDims dimensions, none of which has extent 0. Dimensions that are contiguous in memory
-/// are merged.
+/// Returns the view of elements with this shape and these strides, in elements. At most kMostDims dimensions, none of
+/// which has extent 0. Dimensions that are contiguous in memory are merged.
 inline StridedView make_strided_view(std::span<const std::uint64_t> shape, std::span<const std::int64_t> strides) {
   StridedView view;
   std::uint64_t extent = 1;
@@ -67,7 +67,7 @@ inline StridedView make_strided_view(std::span<const std::uint64_t> shape, std::
   return view;
 }
 
-/// Returns the offset of row-major element `index`, in elements.
+/// Returns the offset, in elements, of the element with row-major index `index`.
 SPARSECAST_HD std::int64_t strided_offset(const StridedView& view, std::uint64_t index) {
   std::int64_t offset = 0;
 #if defined(__CUDA_ARCH__)
@@ -95,27 +95,27 @@ inline bool repeats_places(const StridedView& view) {
   return false;
 }
 
-/// Computes offsets of many elements of a view whose indices mostly ascend, with one division for each run of the
-/// innermost dimension instead of several for each element.
+/// Computes the offsets of many elements of a view whose indices mostly ascend. It needs one division for each run of
+/// the innermost dimension, instead of several divisions for each element.
 class ElementWalk {
  public:
-  /// With a null view, element i lies at offset i. The view must outlive the walk.
+  /// Starts a walk through `view`, which must outlive it. With a null view, element i lies at offset i.
   explicit ElementWalk(const StridedView* view) : view_(view) {
     if (view_ == nullptr || is_contiguous(*view_)) return;
     length_ = 0;  // No run yet.
     step_ = view_->strides[0];
   }
 
-  /// Returns the offset of any element, in elements. Costs a comparison and a multiplication while the element is in
-  /// the same run as the previous one.
+  /// Returns the offset, in elements, of the element with row-major index `element`. Costs a comparison and a
+  /// multiplication while the element is in the same run as the previous one.
   std::int64_t offset(std::uint64_t element) {
     if (element - begin_ >= length_) seek(element);
     return base_ + static_cast<std::int64_t>(element - begin_) * step_;
   }
-  /// Returns the number of elements of the run from `element` on, including it. The last call of offset() must have
-  /// been for `element`.
+  /// Returns the number of elements from `element` to the end of its run, `element` included. The last call of offset()
+  /// must have been for `element`.
   std::uint64_t left(std::uint64_t element) const { return length_ - (element - begin_); }
-  /// Returns the distance from one element of a run to the next.
+  /// Returns the distance, in elements, from one element of a run to the next.
   std::int64_t step() const { return step_; }
 
  private:
@@ -134,7 +134,7 @@ class ElementWalk {
   std::int64_t step_ = 1;
 };
 
-/// Copies elements [first, first + count) of a view of memory at `data` to `out`, one after another.
+/// Copies elements [first, first + count) of a view, whose element 0 lies at `data`, to `out`, one after another.
 template <class T>
 void gather_elements(const std::byte* data, const StridedView& view, std::uint64_t first, std::uint32_t count,
                      std::byte* out) {
@@ -152,14 +152,16 @@ void gather_elements(const std::byte* data, const StridedView& view, std::uint64
 
 /// A rectangle of `rows` runs of `run` contiguous elements; runs begin `pitch` elements apart.
 struct RowRectangle {
-  std::uint64_t first = 0;   ///< Row-major index of its first element, from the beginning of the range.
-  std::uint64_t offset = 0;  ///< Offset of that element in memory, in elements.
+  /// Row-major index of the rectangle's first element, relative to the beginning of the range.
+  std::uint64_t first = 0;
+  std::uint64_t offset = 0;  ///< Offset of the rectangle's first element in memory, in elements.
   std::uint64_t run = 0;
   std::uint64_t rows = 0;
   std::uint64_t pitch = 0;
 };
 
-/// Calls visit(rectangle) for elements [first, first + count), ascending. Strides are not negative.
+/// Calls visit(rectangle) for RowRectangles that together are elements [first, first + count) of a view, in ascending
+/// order. The strides must not be negative.
 template <class Visit>
 void for_each_rectangle(const StridedView& view, std::uint64_t first, std::uint64_t count, const Visit& visit) {
   if (is_contiguous(view)) {

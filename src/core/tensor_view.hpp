@@ -14,26 +14,28 @@
 
 namespace sparsecast {
 
-/// Returns the view of a live tensor with these strides, in elements. Without strides, or without elements, the view
-/// has rank 0 and counts as contiguous. Throws Error{kUsage} that names the tensor when the number of strides differs
-/// from that of dimensions, and for more than kMostDims dimensions.
+/// Returns the view of a live tensor that has the shape of `spec` and these strides, in elements. Without strides, or
+/// without elements, the view has rank 0 and counts as contiguous. Throws Error{kUsage} that names the tensor when the
+/// number of strides differs from that of dimensions, and for more than kMostDims dimensions.
 StridedView view_of_tensor(const TensorSpec& spec, const std::vector<std::int64_t>& strides);
 
 /// Returns true when a trainer's elements of dtype `given` are fp32 masters of a bf16 tensor of `dtype`, and false when
 /// the dtypes are equal. Throws Error{kUsage} with context `where` for any other combination.
 bool is_master(DType dtype, DType given, const std::string& where);
+/// Does the same for a tensor of `spec`, whose name is in the error's context.
 bool is_master(const TensorSpec& spec, DType given);
 
-/// Bytes that device code loads at once where the alignment of all its pointers allows it.
+/// Number of bytes that device code loads at once where the alignment of all its pointers allows it.
 inline constexpr std::size_t kVectorBytes = 16;
 
-/// Returns how many elements `at` lies after the last address at which a vector of `together` elements may begin.
+/// Returns the number of elements of `element_bytes` bytes from the last address at which a vector of `together`
+/// elements may begin to `at`.
 inline std::uint8_t lead_of(const void* at, std::size_t element_bytes, std::size_t together) {
   return static_cast<std::uint8_t>(reinterpret_cast<std::uintptr_t>(at) / element_bytes % together);
 }
 
-/// Returns how many bytes after a multiple of kVectorBytes a copy of `live` in elements of `dtype` must begin, so that
-/// device code can compare both by vectors. A copy of fp32 masters holds their cast to bf16.
+/// Returns the number of bytes after a multiple of kVectorBytes at which a copy of `live` in elements of `dtype` must
+/// begin, so that device code can compare tensor and copy by vectors. A copy of fp32 masters holds their cast to bf16.
 inline std::uint64_t lead_bytes_of(const TensorRef& live, DType dtype) {
   const std::size_t live_bytes = element_size(live.dtype);
   const std::size_t copy_bytes = element_size(dtype);
@@ -44,20 +46,23 @@ inline std::uint64_t lead_bytes_of(const TensorRef& live, DType dtype) {
 struct DigestIndex {
   Hash128 key;
   std::uint64_t first = 0;
-  bool flat = true;  ///< True when the element counts at first + index, so that `view` is not needed.
+  /// True when the element at `index` in its tensor has index first + index in the digest, so that `view` is not
+  /// needed.
+  bool flat = true;
   StridedView view;
 
-  /// Returns a walk over the offsets that are added to `first`. This object must outlive the walk.
+  /// Returns a walk that maps indices in the tensor to the numbers that are added to `first`. This object must outlive
+  /// the walk.
   ElementWalk walk() const { return ElementWalk(flat ? nullptr : &view); }
 };
 
-/// Returns the digest map of tensor `tensor` of a table; throws as view_of_tensor.
+/// Returns the map for tensor number `tensor` of a table; throws as view_of_tensor does.
 DigestIndex digest_index_of(const TensorTable& table, std::size_t tensor);
 
 /// A tensor's elements in host memory, for reading.
 struct TensorView {
   const std::byte* data = nullptr;    ///< Address of the first element.
-  const StridedView* view = nullptr;  ///< Null: the elements are contiguous.
+  const StridedView* view = nullptr;  ///< Offsets of the elements; null: the elements are contiguous.
 };
 
 /// Location of a tensor in host memory. The template argument is std::byte, or const std::byte for a tensor that is
@@ -65,16 +70,16 @@ struct TensorView {
 template <class Byte>
 struct TensorPlace {
   Byte* data = nullptr;
-  std::unique_ptr<const StridedView> view;  ///< Null: the elements are contiguous.
+  std::unique_ptr<const StridedView> view;  ///< Offsets of the elements; null: the elements are contiguous.
 
   operator TensorView() const { return {data, view.get()}; }
 };
 
-/// Throws Error{kUsage} that names the tensor and `what` it is, unless the reference fits the table's entry: its shape,
-/// its dtype (with `masters`, F32 for BF16 as well), strides that view_of_tensor takes, a pointer that is not null, and
-/// on a device aligned to the elements.
+/// Throws Error{kUsage} unless a reference fits the table's entry `spec`: its shape, its dtype (with `masters`, F32 for
+/// BF16 as well), strides that view_of_tensor takes, and a pointer that is not null, and on a device aligned to the
+/// elements. The error has the tensor's name and `what`, the role of the tensor.
 void check_ref(const TensorSpec& spec, const TensorRef& tensor, const char* what, bool masters = false);
-/// Throws Error{kUsage} unless there is one reference for each tensor of the table, each of which fits.
+/// Throws Error{kUsage} unless there is one reference for each tensor of the table, and check_ref accepts each of them.
 void check_refs(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what,
                 bool masters = false);
 /// Throws Error{kUsage} that names the tensor unless there is one reference for each tensor of the table, each to fp32
@@ -84,22 +89,27 @@ void check_cast_masters(const TensorTable& table, const std::vector<TensorRef>& 
 /// not contiguous.
 void require_contiguous(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what);
 /// Returns the device of all tensors, or kHostMemory when there are none; tensors without data do not count. Throws
-/// Error{kUsage} unless there is one for each tensor of the table, and names the tensor when one is elsewhere.
+/// Error{kUsage} unless there is one reference for each tensor of the table; also when a tensor is on another device
+/// than the tensors before it, and then names the tensor.
 int common_device(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what);
 
-/// Return the locations of tensors in host memory, checked against the table as by check_refs. Tensors that are written
-/// must not have elements that overlap because of a stride of 0. Tensors that are read may be masters.
+/// Returns the places of tensors in host memory that will be written. Throws as check_refs does, and Error{kUsage} for
+/// a tensor whose elements overlap because of a stride of 0.
 std::vector<TensorPlace<std::byte>> place_tensors(const TensorTable& table, const std::vector<TensorRef>& tensors,
                                                   const char* what);
+/// Returns the places of tensors in host memory that are only read. Throws as check_refs does; with `masters`, tensors
+/// may be fp32 masters.
 std::vector<TensorPlace<const std::byte>> place_read_tensors(const TensorTable& table,
                                                              const std::vector<TensorRef>& tensors, const char* what,
                                                              bool masters = false);
 
-/// Returns the part of the digest that elements [first, first + count) of a tensor contribute.
+/// Returns what elements [first, first + count) of a tensor add to the state digest; `index` says at which indices they
+/// count.
 StateDigest digest_elements(const DigestIndex& index, DType dtype, const TensorView& tensor, std::uint64_t first,
                             std::uint64_t count);
 
-/// Returns the digests of tensors [first_tensor, first_tensor + tensors.size()) of the table, each read in full.
+/// Returns the digests of tensors [first_tensor, first_tensor + tensors.size()) of the table, each read in full, on
+/// `threads` threads. `tensors` are their elements.
 std::vector<StateDigest> digest_tensors(const TensorTable& table, std::size_t first_tensor,
                                         std::span<const TensorView> tensors, int threads);
 

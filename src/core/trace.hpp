@@ -17,12 +17,12 @@
 
 namespace sparsecast {
 
-/// Payload of a range; unknown fields are zero.
+/// Numbers that a profiler shows with a range; a field that is not known is zero.
 struct TracePayload {
   std::uint64_t version = 0;
   std::uint64_t bytes = 0;
   std::uint64_t changed = 0;  ///< Number of changed elements.
-  double density = 0;         ///< Changed elements divided by all elements.
+  double density = 0;         ///< Number of changed elements divided by the number of all elements.
 };
 
 inline double trace_density(std::uint64_t changed, std::uint64_t elements) {
@@ -38,7 +38,7 @@ struct TraceName {
 
 #if defined(SPARSECAST_HAVE_NVTX)
 
-/// The domain, and the payload's layout for profilers that know extended payloads.
+/// The library's NVTX domain, with the layout of TracePayload for profilers that know extended payloads.
 class TraceDomain {
  public:
   static const TraceDomain& instance() {
@@ -47,8 +47,8 @@ class TraceDomain {
   }
   nvtxDomainHandle_t handle() const noexcept { return handle_; }
 
-  /// Calls use(attributes) with the attributes of an event named `name`. A profiler without extended payloads shows the
-  /// raw bytes.
+  /// Calls use(attributes) with the attributes of an event that has this name and this payload. A profiler without
+  /// extended payloads shows the raw bytes.
   template <class Use>
   void with_event(nvtxStringHandle_t name, const TracePayload& payload, const Use& use) const {
     nvtxEventAttributes_t event{};

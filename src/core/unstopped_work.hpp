@@ -10,7 +10,7 @@ namespace sparsecast {
 /// Records that work on a device could not be stopped. Writes one line to stderr at the first call. Any thread may call
 /// it.
 void keep_device_memory() noexcept;
-/// Returns whether keep_device_memory() was called: device memory and pinned memory must then be leaked, not freed.
+/// Returns true when keep_device_memory() was called. Device memory and pinned memory must then be leaked, not freed.
 bool device_memory_is_kept() noexcept;
 /// Undoes keep_device_memory(), for tests whose devices are stand-ins and whose work has ended.
 void free_device_memory_again() noexcept;

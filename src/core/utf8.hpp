@@ -6,7 +6,7 @@
 
 namespace sparsecast {
 
-/// Returns whether text is strict UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
+/// Returns true when `text` is strict UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
 inline bool is_utf8(std::string_view text) {
   std::size_t i = 0;
   while (i < text.size()) {
@@ -34,8 +34,8 @@ inline bool is_utf8(std::string_view text) {
   return true;
 }
 
-/// Makes text from a file safe for an error message: cuts long text between two characters, and replaces control
-/// characters, which would end the message or control the terminal.
+/// Returns text from a file in a form that is safe in an error message: long text is cut between two characters, and
+/// control characters, which could end the message or control the terminal, are replaced.
 inline std::string excerpt(std::string_view text) {
   constexpr std::size_t kMost = 200;
   std::size_t end = text.size() <= kMost ? text.size() : kMost;

@@ -23,7 +23,8 @@ inline void store_word(std::byte* base, std::size_t index, T word) {
   std::memcpy(base + index * sizeof(T), &word, sizeof(T));
 }
 
-/// Calls body.template operator()<T>() with the unsigned integer of `element_bytes` (1, 2, 4 or 8) bytes.
+/// Calls body.operator()<T>() and returns its result; T is the unsigned integer of `element_bytes` (1, 2, 4 or 8)
+/// bytes.
 template <class Body>
 decltype(auto) with_word(std::size_t element_bytes, Body&& body) {
   switch (element_bytes) {

@@ -58,12 +58,12 @@ class BlockCursor {
 
   const DeltaFile& file_;
   std::size_t next_frame_ = 0;
-  Bytes record_;  ///< Bytes of `frame_`.
+  Bytes record_;  ///< The frame record that `frame_` refers to.
   std::optional<FrameReader> frame_;
   std::size_t index_ = 0;
 };
 
-/// A section of one tensor; ordered as blocks are.
+/// Identifier of a section of a tensor; identifiers are ordered as blocks are.
 struct SectionId {
   std::uint32_t tensor = 0;
   std::uint32_t section = 0;
@@ -72,7 +72,7 @@ struct SectionId {
 
 inline SectionId section_of(const BlockRef& block) { return {block.tensor, block.first_tile / kTilesPerSection}; }
 
-/// Changes of one section; positions relative to its first element.
+/// Changes of one section. Positions are relative to the section's first element.
 template <class T>
 struct SectionChanges {
   std::vector<std::uint32_t> positions;
@@ -88,10 +88,11 @@ struct SectionChanges {
   }
 };
 
-/// The bits of one section, which deltas bring from version to version; empty where no `context` block needs them.
+/// The bits of the elements of one section, which advance() brings from version to version. Empty when no `context`
+/// block needs them.
 class SectionBits {
  public:
-  /// With a null `base`, stays empty.
+  /// Reads the bits of sections from `base`, the tensors at the first version; without it, the object stays empty.
   explicit SectionBits(std::optional<TensorReader> base) : base_(std::move(base)) {}
 
   template <class T>
@@ -114,7 +115,7 @@ class SectionBits {
   std::uint32_t elements() const {
     return static_cast<std::uint32_t>(bits_.size() / sizeof(T));
   }
-  /// Applies the changes to the bits, or undoes them with `inverse`.
+  /// Applies changes to the bits; with `inverse`, undoes them.
   template <class T>
   void advance(const SectionChanges<T>& changes, ValueCodec values, bool inverse = false) {
     if (!known()) return;
@@ -131,7 +132,8 @@ class SectionBits {
   Bytes bits_;
 };
 
-/// Takes all blocks of section `id` from the cursor. They are changes of `bits`.
+/// Takes all blocks of section `id` from the cursor, and writes their changes to `out`. `bits` are the elements before
+/// these changes; `decoded` is scratch.
 template <class T>
 void collect_section(BlockCursor& cursor, const SectionId& id, const SectionBits& bits, DecodedBlock<T>& decoded,
                      SectionChanges<T>& out) {

@@ -12,7 +12,7 @@
 
 namespace sparsecast {
 
-/// State of the live tensors, with which the header of a delta is compared.
+/// State of the live tensors, which the header of a delta must continue.
 struct HeldState {
   StreamId stream;
   std::uint64_t version = 0;
@@ -20,44 +20,49 @@ struct HeldState {
   bool allow_rollback = false;
 };
 
-/// Returns the most bytes that a delta of tensors with these bytes and tiles may have, with all its records.
+/// Returns the maximum bytes of a delta, all its records together, of tensors that have `dense_bytes` bytes and `tiles`
+/// tiles.
 std::uint64_t most_delta_bytes(std::uint64_t dense_bytes, std::uint64_t tiles) noexcept;
 
 /// The records of a delta that have arrived.
 struct StagedDelta {
   DeltaHeader header;
-  std::map<std::uint32_t, FrameHeader> frames;  ///< Frame headers by sequence number.
+  std::map<std::uint32_t, FrameHeader> frames;  ///< Headers of the frames, by sequence number.
   std::optional<CommitRecord> commit;
-  std::uint64_t bytes = 0;  ///< Records and decompressed bodies.
-  bool on_device = false;   ///< The frames arrived all at once, in device memory.
+  std::uint64_t bytes = 0;  ///< Bytes of the records and of decompressed frame bodies.
+  bool on_device = false;   ///< True when the frames arrived all at once, in device memory.
   bool complete = false;
 };
 
+/// Staging of the delta of one stream: checks its records as they arrive, and passes the frames to the backend.
 class DeltaStaging {
  public:
-  /// Staging of stream `stream` of the backend. Requires table and backend to outlive it.
+  /// Creates the staging of stream number `stream` of the backend, whose tensors are those of `table`. Table and
+  /// backend must outlive it.
   DeltaStaging(const TensorTable& table, std::size_t stream, SubscriberBackend& backend);
 
-  /// Parses a header. Throws when its delta does not follow the held version.
+  /// Returns the parsed header. Throws when its delta does not continue the state `held`; the errors are those of
+  /// Subscriber::stage.
   DeltaHeader check_header(ConstBytes record, const HeldState& held) const;
-  /// Begins a staging with a checked header.
+  /// Begins a staging with a header that check_header() has returned; `record_bytes` is the size of its record.
   void begin(const DeltaHeader& header, std::size_t record_bytes);
-  /// Takes one record of any other kind.
+  /// Takes a record that is not a header.
   void take(ConstBytes record);
 
-  /// check_on_device() checks that frames in device memory, in order of sequence, may be staged now. take_on_device()
-  /// then takes the headers that the backend has read from them.
+  /// Checks that frames in device memory, in order of sequence, may be staged now; throws otherwise.
   void check_on_device(std::span<const DeviceRecord> frames) const;
+  /// Takes frames that check_on_device() has accepted. `frames` are their headers, which the backend has read;
+  /// `record_bytes` is the size of all of them.
   void take_on_device(std::span<const FrameHeader> frames, std::uint64_t record_bytes);
 
-  /// Forgets the staging without notifying the backend.
+  /// Drops the staging without notifying the backend.
   void forget() noexcept { delta_.reset(); }
   bool begun() const noexcept { return delta_.has_value(); }
-  /// Returns whether all records have arrived and belong together.
+  /// Returns true when all records of the delta have arrived and belong together.
   bool complete() const noexcept { return delta_ && delta_->complete; }
-  /// Ends a complete staging and returns its commit record; nothing is staged afterwards.
+  /// Returns the commit record of a complete staging, and drops the staging. Precondition: complete().
   CommitRecord release();
-  /// Returns the most bytes that a delta of the table may have, with all its records.
+  /// Returns the maximum bytes of a delta of the table, all its records together.
   std::uint64_t byte_limit() const noexcept { return byte_limit_; }
 
  private:

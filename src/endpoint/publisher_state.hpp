@@ -16,27 +16,30 @@
 
 namespace sparsecast {
 
-/// All streams have the same version at all times: a publish makes one delta of each stream, with the same version
-/// number, and commit() and abort() apply to all streams. Throws as Publisher does. Not thread-safe.
+/// Publisher of several delta streams that have the same version at all times: a publish makes one delta per stream,
+/// all with the same version number, and commit() and abort() apply to all streams. Throws as Publisher does. Not
+/// thread-safe.
 class PublisherState {
  public:
-  /// `tables` joins the streams of the detector's table, in order. Without base digests (one a stream), reads the
-  /// receivers' bits to compute them. `options.stream`, unless it is zero, is the identifier of every stream.
+  /// Creates the publisher. `tables` joins the streams, and the detector is one of the joined table. `base_digests` has
+  /// one digest per stream; when it is empty, the receivers' bits are read to compute them. `options.stream`, unless it
+  /// is zero, is the identifier of every stream.
   PublisherState(JoinedTables tables, std::unique_ptr<Detector> detector, const PublisherOptions& options,
                  std::vector<StateDigest> base_digests = {});
 
-  /// Called as soon as a stream's delta is complete, in the order of the streams. The delta stays valid until the next
-  /// publish, even when the pass fails later.
+  /// Function that is called as soon as a stream's delta is complete, in the order of the streams. The delta stays
+  /// valid until the next publish, even when the pass fails later.
   using Published = std::function<void(std::size_t stream, const Delta& delta)>;
-  /// Returns the deltas, parallel to the streams, valid until commit or abort. See Publisher::publish.
+  /// Publishes all streams as Publisher::publish does. Returns their deltas, parallel to the streams, which are valid
+  /// until commit or abort.
   const std::vector<Delta>& publish(CUevent_st* weights_ready = nullptr, const Published& published = nullptr);
-  /// See Publisher::publish_on_device.
+  /// Publishes all streams as Publisher::publish_on_device does. Returns their deltas, parallel to the streams.
   const std::vector<DeviceDelta>& publish_on_device(CUevent_st* weights_ready = nullptr);
-  /// Returns the pending deltas; without frames while the frames are only on the device.
+  /// Returns the pending deltas, parallel to the streams. They have no frames while the frames are only on the device.
   const std::vector<Delta>& deltas() const noexcept { return encoded_.deltas; }
   /// Returns the result of the last publish_on_device().
   const std::vector<DeviceDelta>& on_device_deltas() const noexcept { return encoded_.on_device; }
-  /// Copies the frames of the pending deltas to the host, unless they are there.
+  /// Copies the frames of the pending deltas to the host, unless they are there already; deltas() then has them.
   void take_frames() { take_frames(encoded_); }
   void commit(std::uint64_t version);
   void abort(std::uint64_t version);
@@ -47,13 +50,13 @@ class PublisherState {
   bool pending() const noexcept { return pending_; }
   /// Returns the highest version number ever given to a delta: the pending delta's, if one is pending.
   std::uint64_t attempt() const noexcept { return last_attempt_; }
-  /// Returns whether a step failed half-way, so that the state of the detector is unknown.
+  /// Returns true when a step failed half-way, so that the state of the detector is unknown.
   bool broken() const noexcept { return broken_; }
   bool on_device() const noexcept { return backend_->on_device(); }
   Detector& detector() noexcept { return *detector_; }
 
  private:
-  /// Deltas whose frames are on the host, on the device, or both.
+  /// Deltas of all streams, whose frames are on the host, on the device, or both.
   struct Encoded {
     std::vector<Delta> deltas;
     bool frames_here = false;
@@ -73,17 +76,17 @@ class PublisherState {
   std::unique_ptr<Detector> detector_;
   std::unique_ptr<PublisherBackend> backend_;
   PublisherOptions options_;
-  std::uint64_t version_;             ///< The committed version.
+  std::uint64_t version_;             ///< Version number that was committed last.
   std::uint64_t last_attempt_;        ///< Highest version number ever given to a delta.
-  std::vector<StateDigest> digests_;  ///< Digests of the committed version.
-  Encoded encoded_;                   ///< Deltas of the last pass; pending once the pass has succeeded.
+  std::vector<StateDigest> digests_;  ///< Digests of the committed version, parallel to the streams.
+  Encoded encoded_;                   ///< Deltas of the last pass; they are pending once the pass has succeeded.
   bool pending_ = false;
   /// Deltas that were taken from the detector but never committed; they are joined with the next deltas.
   std::optional<Encoded> aborted_;
-  bool broken_ = false;  ///< A step failed half-way: the state of the detector is unknown.
+  bool broken_ = false;  ///< True when a step failed half-way, so that the state of the detector is unknown.
 };
 
-/// Returns the state of a publisher, which lives as long as it.
+/// Returns the state of a publisher. The publisher owns it.
 PublisherState& state_of(Publisher& publisher) noexcept;
 
 }  // namespace sparsecast

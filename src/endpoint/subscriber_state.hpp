@@ -16,46 +16,50 @@
 
 namespace sparsecast {
 
-/// All streams hold the same version at all times. Throws as Subscriber does. Not thread-safe.
+/// Subscriber of several delta streams that hold the same version at all times. Throws as Subscriber does. Not
+/// thread-safe.
 class SubscriberState {
  public:
-  /// `live` is parallel to the joined table, and in this memory. Reads all of it once, for the digests.
-  /// `options.stream`, unless it is zero, is the identifier of every stream.
+  /// Creates the subscriber of the tensors `live`, which are parallel to the joined table and lie in `memory`. Reads
+  /// all of them once, for the digests. `options.stream`, unless it is zero, is the identifier of every stream.
   SubscriberState(const JoinedTables& tables, std::vector<TensorRef> live, const SubscriberOptions& options,
                   const MemoryBackend& memory);
-  /// Finds the memory of the tensors itself.
+  /// Does the same for tensors in any one memory, which the constructor finds out.
   SubscriberState(const JoinedTables& tables, const std::vector<TensorRef>& live, const SubscriberOptions& options,
                   const DeviceOptions& device = {});
   SubscriberState(const SubscriberState&) = delete;
   SubscriberState& operator=(const SubscriberState&) = delete;
 
-  /// Takes one record of a stream (copied). A header for a stream that already has one drops everything that is staged.
+  /// Stages one record of a stream, which is copied. A header for a stream that already has one first drops everything
+  /// that is staged.
   void stage(std::size_t stream, ConstBytes record);
-  /// Takes all frames of the given streams, whose headers have been staged; see Subscriber::stage_frames.
+  /// Stages all frames of the given streams, whose headers have been staged. `ready` is the stream after whose work the
+  /// frames are read; see Subscriber::stage_frames.
   void stage_frames(const std::vector<StreamRecords>& frames, CUstream_st* ready);
-  /// See Subscriber::reserve_frames; for the frames of all streams, and `foreign_bytes` bytes of other ranks' frames
-  /// that arrive with them.
+  /// Returns memory for `bytes` bytes of frames, those of all streams and `foreign_bytes` bytes of other ranks' frames
+  /// that arrive with them; see Subscriber::reserve_frames.
   std::byte* reserve_frames(std::uint64_t bytes, std::uint64_t foreign_bytes = 0);
-  /// Returns whether all records of a stream, or of all streams, have arrived and belong together.
+  /// Returns true when all records of a stream have arrived and belong together.
   bool complete(std::size_t stream) const noexcept { return stagings_[stream].complete(); }
+  /// Returns true when all streams are complete.
   bool complete() const noexcept;
-  /// Verifies the blocks that stage() has left unverified, once all streams are complete; on a device with one set of
-  /// launches.
+  /// Verifies the blocks that stage() has left unverified. Called when all streams are complete, so that a device needs
+  /// only one set of launches.
   void verify();
-  /// Returns whether all streams are complete and verified.
+  /// Returns true when all streams are complete and verified.
   bool ready() const noexcept { return verified_; }
   void discard() noexcept;
 
-  /// Applies all streams and verifies their digests; reports are parallel to the streams. When any digest is wrong, all
-  /// streams are rolled back.
+  /// Applies the deltas of all streams and verifies the digests. Returns one report per stream. When any digest is
+  /// wrong, rolls all streams back and throws.
   std::vector<ApplyReport> apply(const ApplyOrder& order = {});
-  /// Requires a single stream; see Subscriber::apply_nan_masked.
+  /// Applies the delta of the only stream as Subscriber::apply_nan_masked does.
   ApplyReport apply_nan_masked(const NanMaskedLoader& load, const ApplyOrder& order);
-  /// Rolls the last apply() back.
+  /// Rolls the last apply() back, on all streams; see Subscriber::undo_last.
   void undo_last();
   std::uint64_t audit_next();
   void audit();
-  /// `expected` are the digests of the streams.
+  /// Accepts the live tensors as `version`; `expected` has one digest per stream. See Subscriber::reset.
   void reset(std::uint64_t version, const std::vector<StateDigest>& expected);
 
   const JoinedTables& tables() const noexcept { return tables_; }
@@ -67,7 +71,7 @@ class SubscriberState {
  private:
   /// State needed to roll the last apply back, in addition to the backend's own.
   struct Applied {
-    std::vector<StateDigest> changes;  ///< Change of each tensor's digest.
+    std::vector<StateDigest> changes;  ///< Change of each tensor's digest by the apply.
     std::uint64_t old_version = 0;
   };
 
@@ -78,7 +82,8 @@ class SubscriberState {
   void begin(std::size_t stream, ConstBytes record);
   void forget() noexcept;
   std::vector<CommitRecord> release();
-  /// Rolls the writes back, given the digest changes that they made; returns whether all of them are undone.
+  /// Rolls the writes of an apply back; `changes` are the changes of the tensors' digests that it made. Returns true
+  /// when the digests prove that all writes are undone.
   bool roll_back(const std::vector<StateDigest>& changes);
   std::string mismatch(std::size_t stream, const CommitRecord& commit, const StateDigest& reached) const;
   std::vector<ApplyReport> accept(const std::vector<CommitRecord>& commits);
@@ -87,18 +92,18 @@ class SubscriberState {
   JoinedTables tables_;
   std::unique_ptr<SubscriberBackend> backend_;
   SubscriberOptions options_;
-  std::vector<StateDigest> tensor_digests_;  ///< Parallel to the joined table.
-  std::vector<HeldState> held_;              ///< Parallel to the streams, like `stagings_`.
+  std::vector<StateDigest> tensor_digests_;  ///< Running digests of the tensors, parallel to the joined table.
+  std::vector<HeldState> held_;              ///< What each stream holds, parallel to the streams, as are `stagings_`.
   std::vector<DeltaStaging> stagings_;
   bool verified_ = false;
   bool dirty_ = false;
   std::optional<Applied> applied_;
   std::size_t audit_cursor_ = 0;
   std::uint64_t audit_credit_ = 0;
-  double audit_speed_ = 0;  ///< Bytes a second of the last audit_next() that read anything; 0: none has.
+  double audit_speed_ = 0;  ///< Bytes per second of the last audit_next() that read anything; 0 before.
 };
 
-/// Returns the state of a subscriber, which lives as long as it.
+/// Returns the state of a subscriber. The subscriber owns it.
 SubscriberState& state_of(Subscriber& subscriber) noexcept;
 
 }  // namespace sparsecast

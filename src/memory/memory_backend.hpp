@@ -16,14 +16,14 @@
 
 namespace sparsecast {
 
-/// Memory from MemoryBackend::allocate(); null for no memory.
+/// Shared owner of memory from MemoryBackend::allocate(); null for no memory.
 using Allocation = std::shared_ptr<std::byte>;
 
 /// Box of elements in a contiguous tensor, or in memory that is laid out like it.
 struct MemoryBox {
-  std::uint64_t first = 0;  ///< Index of the box's first element.
+  std::uint64_t first = 0;  ///< Index, in the tensor, of the box's first element.
   std::vector<std::uint64_t> extents;
-  std::vector<std::int64_t> strides;  ///< In elements.
+  std::vector<std::int64_t> strides;  ///< Stride of each dimension, in elements of the tensor.
   std::size_t element_bytes = 0;
 
   std::uint64_t elements() const noexcept {
@@ -33,7 +33,8 @@ struct MemoryBox {
   }
 };
 
-/// Calls visit(rectangle) for each rectangle of the box (core/strided_view.hpp), with offsets in the tensor.
+/// Calls visit(rectangle) for each RowRectangle (core/strided_view.hpp) of the box. The rectangles' offsets are those
+/// in the tensor, in elements.
 template <class Visit>
 void for_each_rectangle(const MemoryBox& box, const Visit& visit) {
   const StridedView view = make_strided_view(box.extents, box.strides);
@@ -47,8 +48,9 @@ void for_each_rectangle(const MemoryBox& box, const Visit& visit) {
 class RegionReader {
  public:
   virtual ~RegionReader() = default;
-  /// Returns elements [first, first + count) of a region, one after another in host memory; `scratch` has room for
-  /// them. The result is valid until the next call, and no longer than `scratch`.
+  /// Returns elements [first, first + count) of a region, one after another in host memory. The reader may write them
+  /// to `scratch`, which has room for `count` elements. The result is valid until the next call, and no longer than
+  /// `scratch`.
   virtual const std::byte* read(std::size_t region, std::uint64_t first, std::uint32_t count, std::byte* scratch) = 0;
 };
 
@@ -56,9 +58,10 @@ class RegionReader {
 class RegionWriter {
  public:
   virtual ~RegionWriter() = default;
-  /// Throws Error{kCorrupt} for a payload that is not valid.
+  /// Decodes a block, and writes its elements into the region whose index is the block's tensor. Throws Error{kCorrupt}
+  /// for a payload that is not valid.
   virtual void write(const BlockRef& block) = 0;
-  /// Writes whole elements of a region, from `first` on. `elements` may be freed when the call returns.
+  /// Writes whole elements into a region, from its element `first` on. `elements` may be freed when the call returns.
   virtual void write(std::size_t region, std::uint64_t first, ConstBytes elements) = 0;
   /// Waits until everything is written.
   virtual void finish() = 0;
@@ -73,7 +76,7 @@ class MemoryBackend {
   MemoryBackend(const MemoryBackend&) = delete;
   MemoryBackend& operator=(const MemoryBackend&) = delete;
 
-  /// Returns the device, or kHostMemory.
+  /// Returns the CUDA ordinal of the device, or kHostMemory.
   virtual int device() const noexcept = 0;
 
   /// Creates the detector of tensors in this memory; see PublisherOptions::detection. The caller has checked that the
@@ -85,34 +88,37 @@ class MemoryBackend {
   virtual std::unique_ptr<SubscriberBackend> make_subscriber(const JoinedTables& tables, std::vector<TensorRef> live,
                                                              int threads) const = 0;
 
-  /// Returns memory of this kind; on a device that was asked for pinned copies, pinned host memory.
+  /// Returns new memory of this kind, `bytes` long; pinned host memory if the object was made with `pinned_copies`.
   virtual Allocation allocate(std::uint64_t bytes) const = 0;
-  /// Copies `box` from `from` to `to`, which have the same layout. `from_tensor`: `from` is a caller's tensor, not
-  /// memory of allocate(). Later operations of this object see the copy.
+  /// Copies the elements of `box` from `from` to `to`, which have the same layout. `from_tensor` says that `from` is a
+  /// caller's tensor, not memory of allocate(). Later operations of this object see the copy.
   virtual void copy(const MemoryBox& box, const std::byte* from, std::byte* to, bool from_tensor) const = 0;
-  /// Casts the box from fp32 masters to bf16 at `to`.
+  /// Casts the elements of `box` from fp32 at `masters` to bf16 at `to`, which have the same layout.
   virtual void cast(const MemoryBox& box, const std::byte* masters, std::byte* to) const = 0;
 
-  /// Only one reader and one writer may be in use at a time; the table and the memory must outlive them. A reader reads
-  /// memory of allocate().
+  /// Returns a reader of `regions`, which lie in memory of allocate() and are parallel to `table`. Only one reader and
+  /// one writer may be in use at a time; the table and the memory must outlive them.
   virtual std::unique_ptr<RegionReader> make_reader(const TensorTable& table,
                                                     const std::vector<TensorRef>& regions) = 0;
+  /// Returns a writer into `regions`, which are parallel to `table`; the rules are those of make_reader().
   virtual std::unique_ptr<RegionWriter> make_writer(const TensorTable& table,
                                                     const std::vector<TensorRef>& regions) = 0;
 };
 
+/// Returns the backend of host memory.
 std::shared_ptr<MemoryBackend> make_host_memory();
-/// `pinned_copies`: allocate() returns pinned host memory, which the device can access. Throws Error{kUnsupported}
-/// without a device, or in a build without the device backend.
+/// Returns the backend of a device's memory. With `pinned_copies`, allocate() returns pinned host memory, which the
+/// device can access. Throws Error{kUnsupported} without a device, or in a build without the device backend.
 std::shared_ptr<MemoryBackend> make_device_memory(const DeviceOptions& options, bool pinned_copies);
-/// Returns the memory of tensors at `place`, a device or kHostMemory. Throws as the two functions above, and
+/// Returns the backend of the memory at `place`, a device or kHostMemory. Throws as make_device_memory() does, and
 /// Error{kUsage} when the options name another device, or for pinned copies of tensors on the host.
 std::shared_ptr<MemoryBackend> memory_at(int place, DeviceOptions options, bool pinned_copies = false);
 
-/// Returns the device of all tensors (common_device); for an empty table, the device of the options, or kHostMemory.
+/// Returns the device of all tensors, or kHostMemory; throws as common_device() does. For an empty table, returns the
+/// device of the options, or kHostMemory when they name none.
 int place_of(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what,
              const DeviceOptions& options);
-/// Makes the detector of changes in `live`, of the memory that the tensors are in; see PublisherOptions::detection.
+/// Makes the detector of changes in the tensors `live`, in whatever memory they are; see PublisherOptions::detection.
 std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
                                         DetectorOptions options = {});
 /// Returns a reader of regions that lie in host memory, with the rules of MemoryBackend::make_reader.

@@ -18,13 +18,14 @@
 namespace sparsecast {
 
 struct TileContext {
-  std::uint64_t first = 0;  ///< Index in the tensor of the view's first element.
-  std::uint32_t base = 0;   ///< Added to positions within the view to get positions within the block.
+  std::uint64_t first = 0;  ///< Index, in the tensor, of the view's first element.
+  /// Number that is added to a position within the view to get the position within the block.
+  std::uint32_t base = 0;
   const DigestIndex* index = nullptr;
   UlpOrder order = UlpOrder::kInteger;
 };
 
-/// Elements that are contiguous in live memory, in the snapshot, and in the digest.
+/// Places of elements that are contiguous in live memory, in the snapshot, and in the digest.
 class FlatElements {
  public:
   FlatElements(const TileView& view, const TileContext& tile)
@@ -45,7 +46,7 @@ class FlatElements {
   std::uint64_t first_;
 };
 
-/// Elements of strided views.
+/// Places of elements of which the live memory, the snapshot or the digest is strided.
 class StridedElements {
  public:
   StridedElements(const TileView& view, const TileContext& tile)
@@ -82,8 +83,8 @@ class StridedElements {
   ElementWalk index_walk_;
 };
 
-/// Gathers the bits of `count` changed elements, turns them into coded words, refreshes the snapshot and sums the
-/// digest.
+/// Writes the coded words of `count` changed elements, whose positions within the view are in `found`, to `coded`. With
+/// kRefresh, also writes their new bits to the snapshot. With kDigest, also adds their changes to `digest`.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest, class Elements>
 void code_elements(const TileView& view, const TileContext& tile, Elements elements, const std::uint32_t* found,
                    std::uint32_t count, T* coded, DigestChanges<T>& digest) {
@@ -106,8 +107,8 @@ void code_elements(const TileView& view, const TileContext& tile, Elements eleme
   }
 }
 
-/// Codes the `elements` contiguous elements of the view in the same way, for a part in which so many changed that
-/// reading all of them is faster. Returns whether it has written the bitmap of changes to `bitmap`.
+/// Does the same as code_elements for all changes among the `elements` contiguous elements of the view, when so many of
+/// them changed that reading all elements is faster. Returns true when `bitmap` has the bitmap of the changes.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
 bool code_dense_elements(const TileView& view, const TileContext& tile, std::uint32_t elements,
                          const std::uint32_t* found, T* coded, std::byte* bitmap, DigestChanges<T>& digest) {
@@ -139,11 +140,12 @@ bool code_dense_elements(const TileView& view, const TileContext& tile, std::uin
   return complete;
 }
 
-/// With one change in this many elements, or more changes, reading all elements is faster.
+/// When more than one in this many elements changed, reading all elements is faster.
 constexpr std::uint32_t kDenseOneIn = 16;
 
-/// Codes the changes of a part of a tile, `elements` long. Writes their positions in the block and their coded words.
-/// Returns whether it has also written a bitmap of the part.
+/// Codes the changes of a part of a tile, `elements` long; `found` has the positions of the changes within the part.
+/// Writes their positions in the block to `positions`, and their coded words to `coded`. Refreshes the snapshot and
+/// sums the digest as code_elements does. Returns true when `bitmap` has the bitmap of the changes.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
 bool code_changes(const TileView& view, const TileContext& tile, std::uint32_t elements, const std::uint32_t* found,
                   std::uint32_t* positions, T* coded, std::byte* bitmap, DigestChanges<T>& digest) {

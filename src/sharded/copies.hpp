@@ -6,10 +6,11 @@
 
 namespace sparsecast {
 
-/// Compares the elements that the trainer holds more than once (fanout/copies.hpp), in the form that engines get; reads
-/// all of these copies. Collective over a connected world. `trainer` is the memory of a trainer's rank, null on other
-/// ranks; `threads` counts host threads. Without copies nothing is read or sent. Throws Error{kDigestMismatch} on all
-/// ranks, which names the tensor, the box and the ranks of the first copies that differ.
+/// Compares all copies of the elements that the trainer holds more than once (fanout/copies.hpp), in the form that
+/// engines get. Returns when all are equal. Collective over a connected world. `trainer` is the memory of a trainer's
+/// rank, and null on other ranks; `threads` is the number of host threads. Without copies nothing is read or sent.
+/// Throws Error{kDigestMismatch} on all ranks, which names the tensor, the box and the ranks of the first copies that
+/// differ.
 void compare_copies(SyncWorld& world, const ShardMemory* trainer, int threads, Deadline deadline);
 
 }  // namespace sparsecast

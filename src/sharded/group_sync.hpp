@@ -22,13 +22,15 @@ namespace sparsecast {
 
 /// Roles of a rank in the exchange of an anchor: it may send, receive, both, or neither (an idle member of a group).
 struct AnchorRoles {
-  ShardSnapshot* sends = nullptr;   ///< The committed version.
-  ShardMemory* receives = nullptr;  ///< The engine's local tensors.
+  /// Snapshot of the committed version that this trainer rank sends; null: it sends nothing.
+  ShardSnapshot* sends = nullptr;
+  /// Local tensors that this engine rank receives into; null: it receives nothing.
+  ShardMemory* receives = nullptr;
 };
 
-/// Collective: takes part with the rank's regions in all transfers of the wire's plan, in their order. Written bytes
-/// have been verified by the frames' checksums only; the digest afterwards verifies the whole. A failure leaves the
-/// memory half-written.
+/// Takes part, in this rank's `roles`, in all transfers of the plan of `wire`, in their order; collective. The
+/// transfers bring `version` to the engines. Only the frames' checksums verify the written bytes; the caller then
+/// verifies the digest. A failure leaves the memory half-written.
 void exchange_anchor(GroupTransports& wire, const AnchorRoles& roles, std::uint64_t version,
                      const EncodeOptions& options, Deadline deadline);
 
@@ -37,13 +39,14 @@ class ShardedGroup;
 /// A member's reference to its group. The two members of a rank that is both trainer and engine share the group.
 class GroupPlace {
  public:
-  /// Returns whether this is the process in which the member was made, and not one forked from it.
+  /// Returns true in the process in which the member was made, and false in a process forked from it.
   bool is_here() const noexcept { return process_.is_here(); }
+  /// Throws Error{kUsage} unless is_here().
   void require_here() const { process_.require_here("rank of a group"); }
-  /// Throws Error{kUsage} before the first regroup, Error{kPeerFailed} after one that failed.
+  /// Returns the group. Throws Error{kUsage} before the first regroup, Error{kPeerFailed} after a regroup that failed.
   ShardedGroup& group() const;
   void join(std::shared_ptr<ShardedGroup> group) noexcept { group_ = std::move(group); }
-  /// Leaves the group; the next call has to be a regroup. `regroups`: that regroup has begun.
+  /// Leaves the group; the next call has to be a regroup. `regroups` says that this regroup has begun.
   void leave(bool regroups = false) noexcept {
     group_.reset();
     left_ = regroups;
@@ -52,25 +55,31 @@ class GroupPlace {
  private:
   ProcessMark process_;
   std::shared_ptr<ShardedGroup> group_;
-  bool left_ = false;  ///< A regroup has begun.
+  /// True when a regroup has begun. While there is no group, this means that the regroup has failed.
+  bool left_ = false;
 };
 
-/// State of an engine rank that outlives its groups.
+/// State of an engine rank that stays when its group is replaced.
 class EngineMember {
  public:
-  /// Takes the memory of the local tensors of rank `rank` of `layout`.
+  /// Creates the member of rank `rank` of `layout`; `memory` is that of the rank's local tensors, and `engine` the name
+  /// of the engine.
   EngineMember(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                std::shared_ptr<ShardMemory> memory, ShardedOptions options);
 
+  /// Returns what this rank tells about itself in a meeting.
   RankInfo rank_info() const;
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
 
-  /// Applies the decision of the coordinator that this rank had not received, after a regroup.
+  /// Called in a regroup, after the meeting: settles an attempt in doubt by the coordinator's decision, which the
+  /// meeting has brought.
   void on_regrouped(const Meeting& meeting, int world_rank);
   ShardMemory& memory() const noexcept { return *memory_; }
-  /// Makes this rank's routes of the plan, and reads their elements for the digests.
+  /// Makes the subscriber of the plan's routes to this rank, which reads their elements for the digests.
   void build(const FanoutPlan& plan, int world_rank, const Meeting& meeting);
-  /// Throws Error{kWrongBase} unless every destination has the digest that its route starts from.
+  /// Throws Error{kWrongBase} unless every destination of the transfer on this rank has the digest that its route
+  /// starts from. `records` are those digests, from base_records() of the source, and `source` is the name of the
+  /// source.
   void check_bases(const Transfer& transfer, const std::vector<Bytes>& records, const std::string& source);
   /// Records that this engine holds the committed version, which the digests have verified.
   void accept_base() noexcept {
@@ -82,17 +91,18 @@ class EngineMember {
   void begin_attempt() noexcept { ++last_attempt_; }
   void apply(ShardedReport& report);
   StateDigest digest() const { return routes_.digest(); }
-  /// Commits or rolls back the attempt.
+  /// Commits the attempt, or rolls it back when `committed` is false.
   void settle(bool committed);
   /// Marks the attempt as in doubt, because this rank has not received the decision.
   void mark_in_doubt() noexcept { in_doubt_ = true; }
-  /// Returns the attempt in doubt; 0: none.
+  /// Returns the version number of the attempt in doubt; 0: none.
   std::uint64_t in_doubt() const noexcept { return in_doubt_ ? last_attempt_ : 0; }
-  /// See ShardedSubscriber::settle.
+  /// Implements ShardedSubscriber::settle.
   void settle_doubt(bool committed);
 
-  /// See ShardedSubscriber.
+  /// Returns this rank's number in the layout.
   std::size_t rank() const noexcept { return rank_; }
+  /// Implements ShardedSubscriber::replace.
   void replace(std::shared_ptr<const Layout> layout, std::shared_ptr<ShardMemory> memory);
   std::uint64_t audit_next();
   void audit();
@@ -107,52 +117,58 @@ class EngineMember {
   std::shared_ptr<ShardMemory> memory_;
   ShardedOptions options_;
   std::uint64_t version_;
-  std::uint64_t last_attempt_;  ///< Number of the last attempt; while in doubt, the applied version.
-  bool in_doubt_ = false;       ///< The last attempt is applied, and the decision was not received.
+  /// Number of the last attempt; while the attempt is in doubt, this is the applied version.
+  std::uint64_t last_attempt_;
+  bool in_doubt_ = false;  ///< True when the last attempt is applied, and the decision was not received.
   bool needs_anchor_;
   DestinationRoutes routes_;
 
  public:
-  GroupPlace place;  ///< Last, so that the group ends before the members that it uses.
+  GroupPlace place;  ///< The member's group; the last field, so that the group ends before the fields that it uses.
 };
 
-/// State of a trainer rank that outlives its groups.
+/// State of a trainer rank that stays when its group is replaced.
 class TrainerMember {
  public:
-  /// Takes the memory of the local tensors of rank `rank` of `layout`.
+  /// Creates the member of rank `rank` of `layout`; `memory` is that of the rank's local tensors.
   TrainerMember(std::shared_ptr<const Layout> layout, std::size_t rank, std::shared_ptr<ShardMemory> memory,
                 ShardedOptions options);
 
-  /// Throws Error{kDirty} when the content of the snapshot is unknown.
+  /// Returns what this rank tells about itself in a meeting. Throws Error{kDirty} when the content of the snapshot is
+  /// unknown.
   RankInfo rank_info() const;
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
   const std::shared_ptr<const Layout>& next_layout() const noexcept { return next_layout_; }
 
-  /// Applies the decision of the coordinator that this rank had not received, after a regroup.
+  /// Called in a regroup, after the meeting: settles an attempt in doubt by the coordinator's decision, which the
+  /// meeting has brought.
   void on_regrouped(const Meeting& meeting);
-  /// Makes this rank's routes of the plan.
+  /// Makes the publisher of the plan's routes that this rank sends.
   void build(const FanoutPlan& plan, int world_rank);
   ShardSnapshot& snapshot() noexcept { return snapshot_; }
   const EncodeOptions& encode_options() const noexcept { return options_.encode; }
-  /// Proposes the layout that the new plan implies (mark_bases). adopt() puts the plan in force, forget_plan() drops
-  /// it. Until then this rank reports both layouts.
+  /// Proposes the layout that the new plan implies (mark_bases). adopt() or forget_plan() must follow; until then this
+  /// rank reports both layouts.
   void propose(std::shared_ptr<const Layout> marked) { next_layout_ = std::move(marked); }
+  /// Puts the proposed plan in force.
   void adopt();
+  /// Drops the proposed plan.
   void forget_plan() { next_layout_.reset(); }
 
-  /// Returns the digests that the routes of a transfer start from, for the receivers to compare.
+  /// Returns, as records, the digests that the routes of a transfer start from. The receivers compare them in
+  /// check_bases().
   std::vector<Bytes> base_records(const Transfer& transfer);
   /// Returns the digests of this rank's routes at the committed version, for the vote.
   std::vector<StateDigest> base_digests(const FanoutPlan& plan) const;
 
   const SourceRoutes& routes() const noexcept { return routes_; }
   void begin_attempt() noexcept { ++last_attempt_; }
-  /// Checks the published deltas, and fills `report` with the changes found in each tensor, over all routes, when
-  /// options.report_tensors is set.
+  /// Checks the published deltas. When options.report_tensors is set, also fills in the statistics of each tensor in
+  /// `report`, over all routes.
   void describe(const FanoutPlan& plan, ShardedReport& report);
   /// Returns the digests of this rank's routes after the current attempt, for the vote.
   std::vector<StateDigest> result_digests(const FanoutPlan& plan) const;
-  /// Commits or rolls back the attempt.
+  /// Commits the attempt, or rolls it back when `committed` is false.
   void settle(bool committed);
   /// Marks the attempt as in doubt, because this rank has not received the decision.
   void mark_in_doubt() noexcept { in_doubt_ = true; }
@@ -170,15 +186,15 @@ class TrainerMember {
   ShardSnapshot snapshot_;
   std::uint64_t version_;
   std::uint64_t last_attempt_;  ///< Number of the last attempt, and of the pending deltas if there are any.
-  bool in_doubt_ = false;       ///< Deltas are pending because the decision was not received.
-  bool snapshot_lost_ = false;  ///< A commit or an abort failed while it updated the snapshot.
+  bool in_doubt_ = false;       ///< True when deltas are pending because the decision was not received.
+  bool snapshot_lost_ = false;  ///< True when a commit or an abort failed while it updated the snapshot.
   SourceRoutes routes_;
 
  public:
-  GroupPlace place;  ///< Last, so that the group ends before the members that it uses.
+  GroupPlace place;  ///< The member's group; the last field, so that the group ends before the fields that it uses.
 };
 
-/// Roles of a rank; at least one pointer is not null.
+/// Members of the group on a rank: the trainer's, an engine's, or both. At least one pointer is not null.
 struct Roles {
   TrainerMember* publisher = nullptr;
   EngineMember* subscriber = nullptr;
@@ -187,8 +203,8 @@ struct Roles {
 /// One group of trainer and engines, on one rank, and its attempt at the next version.
 class ShardedGroup final : private SyncAttempt {
  public:
-  /// Collective; see ShardedPublisher::regroup. The members leave their group, and join the new group once it is
-  /// formed.
+  /// Forms a new group, collectively, as ShardedPublisher::regroup does. The members in `roles` leave their group, and
+  /// join the new group once it is formed.
   static void form(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
                    std::chrono::milliseconds timeout);
   /// Forms the group as form() does, without joining the members to it.
@@ -197,11 +213,11 @@ class ShardedGroup final : private SyncAttempt {
   ~ShardedGroup() override = default;
   ShardedGroup(const ShardedGroup&) = delete;
   ShardedGroup& operator=(const ShardedGroup&) = delete;
-  /// Collective; see ShardedPublisher::sync.
+  /// Performs a whole sync, collectively, as ShardedPublisher::sync does, and returns its report.
   ShardedReport sync(const Roles& roles, std::chrono::milliseconds timeout);
-  /// Run the two halves of a sync, before and after the vote that everything is staged; see ShardedSubscriber::receive
-  /// and apply.
+  /// Performs the first half of a sync, up to the vote that all ranks have staged; see ShardedSubscriber::receive.
   void begin(const Roles& roles, Deadline deadline);
+  /// Performs the second half of a sync; see ShardedSubscriber::apply.
   ShardedReport finish(const Roles& roles, Deadline deadline);
   const FanoutPlan& plan() const noexcept { return world_.plan(); }
 
@@ -221,9 +237,9 @@ class ShardedGroup final : private SyncAttempt {
 
   SyncWorld world_;
   std::vector<SyncTransfer> transfers_;
-  bool broken_ = false;   ///< Also true while a sync is under way.
-  bool staged_ = false;   ///< The attempt is between the two halves of a sync.
-  Roles roles_;           ///< Roles of the rank in the attempt.
+  bool broken_ = false;   ///< True after a failed sync, and while a sync is under way.
+  bool staged_ = false;   ///< True while the attempt is between the two halves of a sync.
+  Roles roles_;           ///< Members that take part in the attempt.
   ShardedReport report_;  ///< Report of the attempt.
 };
 

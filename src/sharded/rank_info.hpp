@@ -15,32 +15,34 @@ namespace sparsecast {
 
 enum class Role : std::uint8_t { kTrainer, kEngine };
 
-/// Message of a rank about itself in one role; the first collective of meet() sends it to all ranks.
+/// Message of a rank about itself in one role, trainer or engine. meet() sends it to all ranks.
 struct RankInfo {
   Role role = Role::kEngine;
   std::string group;  ///< Name of the engine, or "trainer".
   std::uint32_t rank = 0;
-  Hash128 layout;  ///< Hash of the layout. Rank 0's counts for its group.
-  /// Hash of the next layout, which replaces `layout` if rank 0 of the group has adopted it already; zero: none.
+  Hash128 layout;  ///< Hash of the layout that the rank holds. That of rank 0 counts for its group.
+  /// Hash of the layout of a proposed plan, which replaces `layout` if rank 0 of the group has adopted the plan
+  /// already; zero: none.
   Hash128 next_layout;
   std::uint64_t layout_bytes = 0;  ///< Size of the serialized layout; set by meet() on rank 0.
   std::uint64_t version = 0;       ///< Version that this rank has verified.
-  std::uint64_t in_doubt = 0;      ///< Version that it voted for without receiving the decision; 0: none.
-  std::uint64_t last_attempt = 0;  ///< The highest attempt number that it knows of.
+  std::uint64_t in_doubt = 0;      ///< Version for which this rank voted without receiving the decision; 0: none.
+  std::uint64_t last_attempt = 0;  ///< Highest version number of any attempt that this rank knows of.
   bool needs_anchor = false;
-  PlanOptions plan;  ///< Used only from the trainer's rank 0.
+  PlanOptions plan;  ///< Options of the plan; only those of the trainer's rank 0 are used.
 
   /// Sets the hashes of the layouts; `next` may be null.
   void set_layouts(const Layout& current, const Layout* next);
 };
 
-/// Encodes the roles of a rank, one or two.
+/// Returns the roles of a rank, one or two, as bytes.
 Bytes pack_roles(const std::vector<RankInfo>& roles);
-/// Decodes the output of pack_roles. Throws Error{kCorrupt} that names the peer, or Error{kGroupMismatch} for another
-/// version of the format.
+/// Returns the roles in the output of pack_roles() of the rank named `peer`. Throws Error{kCorrupt} that names it, or
+/// Error{kGroupMismatch} for another version of the format.
 std::vector<RankInfo> parse_roles(ConstBytes bytes, const std::string& peer);
-/// Joins the messages of all ranks, in their order, into one. Consecutive ranks that differ only in their rank numbers,
-/// which go up by one, are stored once, so the size grows with the number of groups. Throws as parse_roles does.
+/// Joins the messages of all ranks, outputs of pack_roles() in the order of ranks, into one message. Consecutive ranks
+/// that differ only in their rank numbers, which go up by one, are stored once, so the size grows with the number of
+/// groups. Throws as parse_roles does.
 Bytes join_roles(const std::vector<Bytes>& packed);
 /// Returns the roles of each of `ranks` ranks from the output of join_roles. Throws as parse_roles does.
 std::vector<std::vector<RankInfo>> parse_joined_roles(ConstBytes bytes, std::size_t ranks, const std::string& peer);
@@ -51,26 +53,28 @@ struct MeetingParticipant {
   bool needs_anchor = false;
 };
 
-/// Facts that all ranks know after a regroup's first collective, equal on all of them.
+/// Facts about the trainer and the engines that all ranks of the world know, and agree on, after meet().
 struct Meeting {
   MeetingParticipant trainer;
-  std::vector<MeetingParticipant> engines;  ///< In order of their first rank in the world.
+  std::vector<MeetingParticipant> engines;  ///< The engines, in the order of their first rank in the world.
   PlanOptions plan;
-  int coordinator = 0;             ///< World rank of the trainer's rank 0, which decides.
-  std::uint64_t version = 0;       ///< The last version that the coordinator has committed.
-  std::uint64_t last_attempt = 0;  ///< The highest number of any delta in this world.
+  int coordinator = 0;             ///< World rank of the trainer's rank 0, which takes the decisions.
+  std::uint64_t version = 0;       ///< Version that the coordinator has committed last.
+  std::uint64_t last_attempt = 0;  ///< Highest version number of any attempt that a rank of this world knows of.
   std::vector<std::string> names;  ///< Display name of each world rank.
 
-  /// Returns whether the engine of this rank needs an anchor.
+  /// Returns true when the engine that this world rank belongs to needs an anchor.
   bool needs_anchor(int world_rank) const;
-  /// Returns a name such as "engine 'b' rank 3", "trainer rank 0" or "trainer rank 0 and engine 'b' rank 3".
+  /// Returns the name of a world rank, such as "engine 'b' rank 3", "trainer rank 0" or "trainer rank 0 and engine 'b'
+  /// rank 3".
   const std::string& name_of(int world_rank) const { return names[static_cast<std::size_t>(world_rank)]; }
 };
 
-/// Collective over `world`. `layouts` are the layouts that this rank already has, the current and the next ones of its
-/// roles, so that it need not parse them. Layouts that groups share are sent once. Throws Error{kGroupMismatch} that
-/// names the ranks concerned: groups with missing, double or differing ranks, no trainer, a trainer rank without the
-/// committed version. Also throws the errors of the channel.
+/// Exchanges the rank infos and the layouts of all ranks, and returns what all ranks then know. Collective over
+/// `world`. `own` are the roles of this rank. `layouts` are the layouts that this rank already has, so that it need not
+/// parse them: the current and the next ones of its roles. A layout that several groups share is sent once. Throws
+/// Error{kGroupMismatch} that names the ranks concerned: groups with missing, double or differing ranks, no trainer, a
+/// trainer rank without the committed version. Also throws the errors of the channel.
 Meeting meet(ControlChannel& world, std::vector<RankInfo> own,
              const std::vector<std::shared_ptr<const Layout>>& layouts, Deadline deadline);
 

@@ -14,50 +14,53 @@ namespace sparsecast {
 
 /// Routes that a rank sends: the delta streams of one publisher, in the order in which its transfers take them.
 struct SourceRoutes {
-  std::vector<std::uint32_t> numbers;         ///< By stream: the route's number in the plan.
+  std::vector<std::uint32_t> numbers;         ///< Number, in the plan, of the route of each stream.
   std::unique_ptr<PublisherState> publisher;  ///< Null on a rank that sends nothing.
 
   /// Returns the stream of a route, which must be one that this rank sends.
   std::size_t stream_of(std::uint32_t route) const;
+  /// Returns the digest of each stream at the committed version.
   std::vector<StateDigest> base_digests() const;
 };
 
-/// A place of a route in this rank's memory.
+/// A destination of a route on this rank.
 struct OwnDestination {
   std::uint32_t route = 0;
-  bool counted = false;  ///< The place adds the route's digest to its engine's.
+  bool counted = false;  ///< Whether the route's digest is added to the engine's for this destination.
 };
 
-/// Routes that a rank receives: the delta streams of one subscriber, one for each place, in ascending order of routes.
+/// Routes that a rank receives: the delta streams of one subscriber. There is one stream for each destination on this
+/// rank, in ascending order of routes.
 struct DestinationRoutes {
-  std::vector<OwnDestination> places;           ///< By stream.
+  std::vector<OwnDestination> places;           ///< The destination that each stream writes to.
   std::unique_ptr<SubscriberState> subscriber;  ///< Null on a rank that receives nothing.
 
-  /// Streams [begin, end) of a route; none where the rank does not receive it.
+  /// Range [begin, end) of streams that belong to one route; empty when the rank does not receive the route.
   struct Streams {
     std::size_t begin = 0;
     std::size_t end = 0;
   };
   Streams streams_of(std::uint32_t route) const;
-  /// Returns the sum of the digests of the counted places, for the vote.
+  /// Returns the sum of the digests of the streams whose destination is counted, for the vote.
   StateDigest digest() const;
 };
 
-/// Creates the routes that `rank` sends; the base of each is the snapshot.
+/// Creates the publisher of the routes that world rank `rank` sends. The base of each route is in `snapshot`.
 SourceRoutes make_source_routes(const FanoutPlan& plan, int rank, ShardSnapshot& snapshot,
                                 const PublisherOptions& options);
-/// Creates the routes that `rank` receives. Reads all of the regions, for their digests.
+/// Creates the subscriber of the routes that world rank `rank` receives. Reads all elements of the routes, for their
+/// digests.
 DestinationRoutes make_destination_routes(const FanoutPlan& plan, int rank, ShardMemory& memory,
                                           const SubscriberOptions& options);
 
-/// Returns the digests that a source contributes to the vote: one per engine of the plan, then the digest of all
-/// tensors. `of_streams` is parallel to the streams of `routes`.
+/// Returns what a source adds to the digests that are voted on: to that of each engine of the plan, then to the digest
+/// of all tensors. `of_streams` has the digest of each stream of `routes`.
 std::vector<StateDigest> source_digests(const FanoutPlan& plan, const SourceRoutes& routes,
                                         const std::vector<StateDigest>& of_streams);
 
-/// Returns the destinations of this rank in a route.
+/// Returns the destinations of a route on world rank `rank`.
 std::vector<Destination> own_destinations(const Route& route, int rank);
-/// Returns views of the route's regions in the rank's local tensors, for one destination, parallel to the route's
+/// Returns views of a route's regions at one destination, in the local tensors of `memory`, parallel to the route's
 /// table.
 std::vector<TensorRef> destination_tensors(const FanoutPlan& plan, std::size_t route, const Destination& destination,
                                            const ShardMemory& memory);

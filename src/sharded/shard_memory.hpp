@@ -15,8 +15,9 @@
 
 namespace sparsecast {
 
-/// Returns one TensorRef for each region of `route`; `views` says where the regions lie in the rank's local tensors.
-/// base_of(region, local) returns the buffer of local tensor `local`; only its data, dtype and device are read.
+/// Returns a reference to each region of a route; `views` says where the regions lie in the rank's local tensors.
+/// base_of(region, local) returns a reference to the buffer that stands for local tensor `local`, of which only data,
+/// dtype and device are read.
 template <class BaseOf>
 std::vector<TensorRef> refs_in(const FanoutPlan& plan, std::size_t route, const std::vector<RegionView>& views,
                                const BaseOf& base_of) {
@@ -33,35 +34,40 @@ std::vector<TensorRef> refs_in(const FanoutPlan& plan, std::size_t route, const 
   return out;
 }
 
+/// The local tensors of one rank, and the memory that they lie in.
 class ShardMemory {
  public:
-  /// Takes checked tensors of this memory, and the dtypes of the layout, parallel to them.
+  /// Takes tensors that lie in `memory` and have been checked, and their dtypes in the layout, parallel to them.
   ShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, std::shared_ptr<MemoryBackend> memory)
       : local_(std::move(local)), dtypes_(std::move(dtypes)), memory_(std::move(memory)) {}
 
   /// Returns the rank's local tensors: of the layout's dtypes, or fp32 masters where the layout has bf16.
   const std::vector<TensorRef>& local() const noexcept { return local_; }
-  /// Returns the dtype in which receivers hold a local tensor.
+  /// Returns the dtype in which receivers hold local tensor number `local`.
   DType wire_dtype(std::size_t local) const { return dtypes_[local]; }
+  /// Returns true when a local tensor holds fp32 masters, of which receivers get the bf16 cast.
   bool is_master(std::size_t local) const { return local_[local].dtype != dtypes_[local]; }
   /// Returns the size in bytes of a local tensor in the dtype that receivers hold.
   std::uint64_t wire_bytes(std::size_t local) const;
   MemoryBackend& memory() const noexcept { return *memory_; }
 
-  /// Returns whether an anchor has written to this memory, even a single byte, since the last verified version. May be
-  /// called in any thread.
+  /// Returns true when an anchor has written to this memory, even a single byte, since the last verified version. May
+  /// be called in any thread.
   bool anchor_begun() const noexcept { return anchor_begun_; }
   void begin_anchor() noexcept { anchor_begun_ = true; }
   void end_anchor() noexcept { anchor_begun_ = false; }
 
-  /// Writes the current values of a local tensor, as receivers get them, to memory that is laid out like it.
+  /// Writes the current values of the elements of `box` of a local tensor, as receivers get them, to `to`, which is
+  /// memory laid out like the tensor.
   void take(std::size_t local, const MemoryBox& box, std::byte* to) const {
     is_master(local) ? memory_->cast(box, local_[local].data, to) : memory_->copy(box, local_[local].data, to, true);
   }
 
-  /// Create the publisher and the subscriber of routes, one a stream; the references are parallel to the joined table.
+  /// Creates a publisher with one stream per route. `live` are the tensors, and `held` those of the snapshot; both are
+  /// parallel to the joined table.
   std::unique_ptr<PublisherState> make_publisher(JoinedTables tables, std::vector<TensorRef> live,
                                                  std::vector<TensorRef> held, const PublisherOptions& options) const;
+  /// Creates a subscriber of the joined streams; `live` is parallel to the joined table.
   std::unique_ptr<SubscriberState> make_subscriber(const JoinedTables& tables, std::vector<TensorRef> live,
                                                    const SubscriberOptions& options) const;
 
@@ -72,11 +78,11 @@ class ShardMemory {
   std::atomic<bool> anchor_begun_ = false;
 };
 
-/// Creates the memory of a rank's local tensors, parallel to its layout. `masters`: tensors may be fp32 where the
-/// layout has bf16. Throws Error{kUsage} that names the tensor when they do not fit the rank of the layout, or when
-/// their stream differs between threads, and Error{kUnsupported} for a device without the device backend.
-/// `pinned_snapshot`: copies are in pinned host memory, which the device can access; Error{kUsage} for tensors of the
-/// host.
+/// Creates the memory of a rank's local tensors, which are parallel to RankLayout::tensors. With `masters`, tensors may
+/// be fp32 where the layout has bf16. With `pinned_snapshot`, copies are in pinned host memory, which the device can
+/// access; Error{kUsage} for tensors of the host. Throws Error{kUsage} that names the tensor when they do not fit the
+/// rank of the layout, or when their stream differs between threads, and Error{kUnsupported} for a device without the
+/// device backend.
 std::shared_ptr<ShardMemory> make_shard_memory(const Layout& layout, std::size_t rank, std::vector<TensorRef> local,
                                                bool masters, const DeviceOptions& device = {},
                                                bool pinned_snapshot = false);

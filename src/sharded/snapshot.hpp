@@ -15,43 +15,46 @@
 
 namespace sparsecast {
 
-/// Returns a without b: at most two boxes per dimension, disjoint.
+/// Returns the elements of `a` that are not in `b`, as disjoint boxes, at most two per dimension.
 std::vector<Box> subtract(const Box& a, const Box& b);
 
-/// Routes detect and refresh one after another, so each route needs its own old bits. Where a rank sends an element in
-/// several routes (engines with different cuts may have separate routes), the snapshot has several copies of the
-/// element, in layers.
+/// Copy of the elements that a trainer rank sends, as the receivers hold them. Routes detect and refresh one after
+/// another, so each route needs its own old bits. Where a rank sends an element in several routes (engines with
+/// different cuts may have separate routes), the snapshot has several copies of the element, in layers.
 class ShardSnapshot {
  public:
-  /// Copies are made in memory of memory->allocate().
+  /// Creates an empty snapshot of tensors of `memory`; its copies will lie in memory of MemoryBackend::allocate().
   explicit ShardSnapshot(std::shared_ptr<ShardMemory> memory) : memory_(std::move(memory)) {}
 
-  /// Prepares the snapshot for the routes that `rank` (of the world) sends under `plan`. Regions that the rank sends
+  /// Prepares the snapshot for the routes that world rank `rank` sends under `plan`. Regions that the rank sends
   /// already stay as they are. For new regions, receivers are assumed to hold the current bytes. Local tensors without
   /// sent elements take no memory.
   void cover(const FanoutPlan& plan, int rank);
   /// Puts the plan of the last cover() in force. Until then the previous plan is in force, and its data is kept.
   void adopt();
 
-  /// Returns views of the regions of a route of the covered plan: in the rank's tensors (live) and in the snapshot
-  /// (held).
+  /// Returns views of the regions of a route of the covered plan in the rank's tensors.
   std::vector<TensorRef> live(const FanoutPlan& plan, std::size_t route) const;
+  /// Returns views of the regions of a route of the covered plan in the snapshot.
   std::vector<TensorRef> held(const FanoutPlan& plan, std::size_t route) const;
-  /// Returns views of the held regions of a route of an anchor's plan, which sends only elements that the covered plan
-  /// sends. Regions that no single layer holds are assembled in `scratch`.
+  /// Returns views of the snapshot's bits for the regions of a route of an anchor's plan, which sends only elements
+  /// that the covered plan sends. A region that no single layer holds is put together in memory that is appended to
+  /// `scratch`, and is valid while `scratch` is.
   std::vector<TensorRef> held_for_anchor(const FanoutPlan& plan, std::size_t route, std::vector<Allocation>& scratch);
 
   ShardMemory& memory() const noexcept { return *memory_; }
+  /// Returns the size of all copies in bytes.
   std::uint64_t bytes() const noexcept;
 
  private:
-  /// Key: name of the canonical tensor and index of the local tensor.
+  /// Boxes by the name of the canonical tensor and the index of the local tensor.
   using Boxes = std::map<std::pair<std::string, std::uint32_t>, std::vector<Box>>;
 
   struct SnapshotLayer {
-    std::vector<Allocation> copies;  ///< Parallel to the local tensors; null where nothing is sent.
-    Boxes sent;                      ///< Boxes sent under the plan in force.
-    Boxes covered;                   ///< Boxes sent under the proposed plan.
+    /// Copy of each local tensor, in which only sent elements count; null where nothing is sent.
+    std::vector<Allocation> copies;
+    Boxes sent;     ///< Boxes sent under the plan in force.
+    Boxes covered;  ///< Boxes sent under the proposed plan.
   };
 
   struct CoveredRoute {

@@ -16,26 +16,28 @@
 
 namespace sparsecast {
 
-/// Function that opens the NCCL communicator of the whole world.
+/// Function that opens and returns the NCCL communicator of the whole world, over the world's control channel.
 using NcclWorldOpener = std::function<std::unique_ptr<NcclTransport>(std::shared_ptr<ControlChannel>, Deadline)>;
 
-/// Returns the opener of open_nccl_groups over the world's communicator that `open_world` opens; tests open a fake.
+/// Returns the opener that open_nccl_groups() returns, but over the communicator of the world that `open_world` opens;
+/// tests open a fake.
 GroupOpener split_nccl_groups(NcclWorldOpener open_world);
 
-/// Open transports of the groups of one plan that this rank is in.
+/// The open channels of those groups of a plan that this rank is in.
 class GroupTransports {
  public:
-  /// Collective over `world`. `plan` must outlive the object.
+  /// Opens the channels by `open`; collective over `world`. `plan` must outlive the object.
   GroupTransports(ControlChannel& world, const FanoutPlan& plan, const GroupOpener& open, Deadline deadline);
 
   const FanoutPlan& plan() const noexcept { return plan_; }
   int rank() const noexcept { return rank_; }
-  /// Returns the transfers that this rank takes part in, in the agreed order.
+  /// Returns the transfers that this rank takes part in, in the order of the plan.
   const std::vector<const Transfer*>& transfers() const noexcept { return transfers_; }
   bool is_source(const Transfer& transfer) const noexcept { return transfer.source == rank_; }
-  /// Returns these transfers in the form for a sync; `meeting` names their sources. Their routes have no streams yet.
+  /// Returns transfers() in the form for a sync; `meeting` has the names of their sources. Their routes have no streams
+  /// yet.
   std::vector<SyncTransfer> sync_transfers(const Meeting& meeting) const;
-  /// Runs one broadcast of the transfer's group, from its source.
+  /// Runs one Transport::broadcast in the group of a transfer, from the transfer's source.
   void broadcast(const Transfer& transfer, std::vector<Bytes>& records, Deadline deadline);
 
  private:
@@ -47,10 +49,12 @@ class GroupTransports {
   std::vector<const Transfer*> transfers_;
 };
 
-/// Returns the ranks of a meeting as voters over `control`; their digests must add up for every engine. Both arguments
-/// must outlive the result. Without a channel, votes can only be counted.
+/// Returns the ranks of a meeting as voters over `control`. Their votes are compared: for every engine, the promised
+/// digests must add up to the reached ones. Both arguments must outlive the result. With a null `control`, votes can
+/// only be counted.
 Voters voters_of(const Meeting& meeting, ControlChannel* control = nullptr);
 
+/// All ranks of the trainer and its engines, with their plan and its channels, as one rank sees them.
 class SyncWorld {
  public:
   explicit SyncWorld(std::shared_ptr<ControlChannel> control) : control_(std::move(control)) {}
@@ -60,17 +64,18 @@ class SyncWorld {
   const Meeting& meeting() const noexcept { return meeting_; }
   bool coordinates() const noexcept { return rank() == meeting_.coordinator; }
 
-  /// Exchanges rank infos and layouts between all ranks (rank_info.hpp).
+  /// Exchanges rank infos and layouts between all ranks (rank_info.hpp); meeting() then has the result.
   void meet(std::vector<RankInfo> own, const std::vector<std::shared_ptr<const Layout>>& layouts, Deadline deadline);
-  /// Makes the plan and opens its groups. Throws Error{kGroupMismatch} that names a rank with another plan.
+  /// Makes plan(), and opens the channels of its groups, wire(). Throws Error{kGroupMismatch} that names a rank with
+  /// another plan.
   void connect(const GroupOpener& open, Deadline deadline);
   const FanoutPlan& plan() const noexcept { return *plan_; }
   GroupTransports& wire() noexcept { return *wire_; }
-  /// Returns the trainer's layout once the plan is in force (mark_bases); made by the first call.
+  /// Returns the layout that the trainer has once the plan is in force (mark_bases). The first call makes it.
   const std::shared_ptr<const Layout>& marked_layout();
 
   /// Returns the plan that seeds the engines that hold no version yet, from the ranks that send under the current plan.
-  /// All ranks have agreed on this plan. Null when every engine has a version.
+  /// All ranks have then verified that their plans are equal. Null when every engine has a version.
   std::unique_ptr<FanoutPlan> plan_of_anchor(Deadline deadline);
 
   Voters voters() { return voters_of(meeting_, control_.get()); }

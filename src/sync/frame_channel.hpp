@@ -21,12 +21,13 @@ namespace sparsecast {
 
 class FrameChannel;
 
-/// One contiguous piece of a transfer's byte range, where the range is not a single allocation.
+/// One contiguous piece of a transfer's byte range, for a range that is not in a single allocation.
 struct FramePiece {
-  std::byte* data = nullptr;  ///< Only read on the source.
-  std::uint64_t offset = 0;   ///< Offset of the piece in the bytes of the transfer.
+  /// Memory of the piece. The channel only reads it on the source, and writes it on other ranks.
+  std::byte* data = nullptr;
+  std::uint64_t offset = 0;  ///< Offset of the piece in the byte range of the transfer.
   std::uint64_t bytes = 0;
-  bool on_device = true;  ///< Device memory; otherwise host memory, of any kind.
+  bool on_device = true;  ///< True for device memory; false for host memory, pinned or not.
 };
 
 /// One transfer of a round: everything that one source sends over one channel. Its byte range is the same on every rank
@@ -37,12 +38,12 @@ struct FrameTransfer {
 
   FrameChannel* channel = nullptr;
   int source = 0;  ///< Rank, in the channel, of the sender of the bytes.
-  int error = 0;   ///< Not 0: the ErrorCode that keeps the source from sending.
-  Bytes head;      ///< At most kMaxHeadBytes.
+  int error = 0;   ///< ErrorCode that keeps the source from sending; 0: none.
+  Bytes head;      ///< What receivers must know about the bytes; at most kMaxHeadBytes.
   /// Expected bytes of the head, a multiple of 8 and equal on all ranks of the channel. This many bytes travel with the
   /// first launch; a longer head costs one more launch.
   std::uint32_t head_room = kMostHeadRoom;
-  std::uint64_t bytes = 0;  ///< Length of the range.
+  std::uint64_t bytes = 0;  ///< Length of the byte range.
   /// Device memory of the whole range, which the channel reads on the source and writes on other ranks, without a copy.
   /// Null: the source gathers `pieces` in memory of the channel. Other ranks receive into memory of the channel and
   /// copy from there to `pieces`; bytes outside of all pieces are dropped.
@@ -54,25 +55,27 @@ struct FrameTransfer {
   CUstream_st* cuda_stream = nullptr;
 };
 
+/// Interface of a transport that carries frames between the memory of ranks, on the host or on devices.
 class FrameChannel {
  public:
   virtual ~FrameChannel() = default;
-  /// See exchange_heads() and broadcast_frames() below. The transfers may be of any channels of the round.
+  /// Implements exchange_heads() below. The transfers may be those of any channels of the round.
   virtual void exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline) = 0;
+  /// Implements broadcast_frames() below. The transfers may be those of any channels of the round.
   virtual void broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline) = 0;
 };
 
-/// Performs the first half of a round: one grouped launch of one small broadcast a transfer, a second launch where
+/// Performs the first half of a round: one grouped launch of one small broadcast per transfer, a second launch where
 /// heads are long, and one wait of the host for each launch. Sources set `error`, or `head` and `bytes`; other ranks
 /// receive these fields, checked against the limits of the channel. With an error, head and bytes are empty on every
-/// rank. Throws Error{kUsage} on a source whose head is too long; other ranks get that as the transfer's error.
+/// rank. Throws Error{kUsage} on a source whose head is too long; other ranks get this code as the transfer's `error`.
 void exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline);
-/// Performs the second half: one grouped launch of one broadcast for each transfer with bytes, and one wait of the
-/// host (more where pieces are in host memory). `bytes` must be equal on all ranks, as exchange_heads leaves it. A
-/// receiver that names no memory takes part too: it receives into memory of the channel, which is kept for the next
-/// round. After an error the received bytes are undefined, but the device no longer uses the memory. Only where the
-/// device or NCCL hangs may it still use the memory: then the library frees no device memory any more (docs/nccl.md),
-/// and the caller must not either.
+/// Performs the second half: one grouped launch of one broadcast for each transfer with bytes, and one wait of the host
+/// (more where pieces are in host memory). `bytes` must be equal on all ranks, as exchange_heads leaves it. A receiver
+/// that names no memory takes part too: it receives into memory of the channel, which is kept for the next round. After
+/// an error the received bytes are undefined, but the device no longer uses the memory. Only when the device or NCCL
+/// hangs, the device may still use the memory. Then the library frees no device memory any more (docs/nccl.md), and the
+/// caller must not free any either.
 void broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline);
 
 }  // namespace sparsecast

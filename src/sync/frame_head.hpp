@@ -19,37 +19,42 @@
 
 namespace sparsecast {
 
-/// Sizes of the frames of one stream, and the offset of each in the range.
+/// What receivers must know about the delta of one stream: its header and commit records, and the sizes and places of
+/// its frames in the transfer's byte range.
 struct StreamHead {
   Bytes header;
   Bytes commit;
   std::vector<std::uint32_t> sizes;
-  std::vector<std::uint64_t> offsets;  ///< Parallel to the sizes.
+  std::vector<std::uint64_t> offsets;  ///< Offset of each frame in the byte range, parallel to `sizes`.
 
-  /// Returns the frames in memory that holds the range.
+  /// Returns the frames as records in device memory; `d_range` is the address of the byte range.
   std::vector<DeviceRecord> frames_in(const std::byte* d_range) const;
 };
 
+/// The head of a transfer (FrameTransfer::head): one StreamHead per stream, in order.
 struct FrameHead {
   std::vector<StreamHead> streams;
-  std::uint64_t bytes = 0;  ///< Length of the range.
+  std::uint64_t bytes = 0;  ///< Length of the transfer's byte range, in which all frames lie.
 
-  /// Append a stream, and assign offsets to its frames.
+  /// Appends a stream, and assigns the next offsets of the byte range to its frames.
   void add(const DeviceDelta& delta);
+  /// Does the same for a delta whose frames are on the host.
   void add(const Delta& delta);
+  /// Returns the head as bytes, for parse_frame_head().
   Bytes pack() const;
 };
 
-/// Returns the expected size in bytes of the head of `streams` streams, a multiple of 8: that of one frame a stream and
-/// 64 more frames.
+/// Returns the expected size in bytes of a head of `streams` streams, a multiple of 8. It is that of a head with one
+/// frame per stream and 64 more frames.
 std::size_t expected_head_bytes(std::size_t streams);
 
-/// Parses a head that came from a peer. `range_bytes`: length of the range that was announced with it. Throws
-/// Error{kCorrupt} unless every length holds. Header and commit records are not parsed.
+/// Parses a head that came from a peer; `range_bytes` is the length of the byte range that the peer has announced with
+/// it. Throws Error{kCorrupt} when a length in the head does not fit the head or the range. Header and commit records
+/// are not parsed.
 FrameHead parse_frame_head(ConstBytes head, std::uint64_t range_bytes);
 
-/// Returns the memory that already holds the frames of these deltas, which are all of the head, laid out as in the
-/// head's range; null if there is no such memory.
+/// Returns the device memory in which the frames of `deltas`, all streams of the head in order, already lie as in the
+/// head's byte range. Returns null when they lie in another way.
 const std::byte* range_of_frames(const FrameHead& head, std::span<const DeviceDelta* const> deltas);
 
 }  // namespace sparsecast

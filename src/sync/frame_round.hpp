@@ -14,23 +14,27 @@
 
 namespace sparsecast {
 
+/// The transfers of a sync on one rank, as one round of frames over FrameChannels.
 class FrameRound {
  public:
-  /// Returns whether all channels carry frames, so that a round can be used; false without transfers.
+  /// Returns true when the channels of all transfers carry frames (Transport::frames), so that a round can be used.
+  /// Returns false without transfers.
   static bool is_for(const std::vector<SyncTransfer>& transfers);
 
-  /// All arguments outlive the round.
+  /// Creates the round of `transfers`, this rank's transfers in order. Both arguments must outlive the round.
   FrameRound(const std::vector<SyncTransfer>& transfers, const SyncEnds& ends);
-  /// Runs the whole round; see run_transfers. Throws the errors of the transport.
+  /// Runs the whole round, and returns its report; see run_transfers. Throws the errors of the transport.
   TransferReport run(Deadline deadline);
 
  private:
-  /// The frames of a transfer that this rank receives, or has itself.
+  /// The frames of a transfer that this rank receives or sends, as its own subscriber stages them.
   struct Received {
     FrameHead head;
-    bool wanted = false;                              ///< The transfer has a route of this rank.
-    std::vector<std::vector<Bytes>> frames;           ///< Frames by stream of the head, when received in host memory.
-    std::vector<std::vector<DeviceRecord>> d_frames;  ///< Frames by stream, when they stay on the device.
+    bool wanted = false;  ///< True when a route of the transfer goes to this rank.
+    /// Frames of each stream of the head, when they are received in host memory.
+    std::vector<std::vector<Bytes>> frames;
+    /// Frames of each stream of the head, when they stay on the device.
+    std::vector<std::vector<DeviceRecord>> d_frames;
   };
 
   void publish();
@@ -49,8 +53,8 @@ class FrameRound {
 
   const std::vector<SyncTransfer>& transfers_;
   const SyncEnds& ends_;
-  bool on_device_ = false;          ///< Received frames stay on the device.
-  std::vector<Received> received_;  ///< Parallel to the transfers.
+  bool on_device_ = false;          ///< True when received frames stay on the device.
+  std::vector<Received> received_;  ///< What each transfer has brought, parallel to `transfers_`.
   TransferReport report_;
 };
 

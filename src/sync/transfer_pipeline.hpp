@@ -27,12 +27,14 @@
 
 namespace sparsecast {
 
-/// Runs tasks in the order of submission, on a thread of its own or within submit(). Once a task has thrown, the later
-/// ones are dropped. All functions but advance() are called by one thread, and none of them by a task.
+/// Runs tasks in the order of submission, on a thread of its own or within submit(). A task counts as one or more
+/// steps. Once a task has thrown, later tasks are dropped. One thread, not that of the tasks, calls all functions but
+/// advance(), which the running task calls.
 class SerialExecutor {
  public:
-  /// At most `max_queued` tasks wait behind the running task; with kInline there is no thread, and submit() runs the
-  /// task. `what` begins the message of the error of a wait that reaches its deadline: "encoding of routes".
+  /// Creates an executor in which at most `max_queued` tasks wait behind the running task. With kInline there is no
+  /// thread, and submit() runs the task. `what` names the tasks in the message of Error{kTimeout}: "encoding of
+  /// routes".
   SerialExecutor(std::string what, std::size_t max_queued);
   static constexpr std::size_t kInline = 0;
   /// Waits for the running task. Tasks that have not begun are dropped.
@@ -40,17 +42,17 @@ class SerialExecutor {
   SerialExecutor(const SerialExecutor&) = delete;
   SerialExecutor& operator=(const SerialExecutor&) = delete;
 
-  /// Queues a task of one step or more, after waiting for room. Throws Error{kTimeout}, and drops the task, when there
-  /// is no room by the deadline.
+  /// Queues a task that counts as `steps` steps, after waiting for room in the queue. When there is no room by the
+  /// deadline, drops the task and throws Error{kTimeout}.
   void submit(std::function<void()> task, Deadline deadline, std::size_t steps = 1);
   /// Counts one more step as done; called by the running task. Steps that the task has not counted are done when it
   /// ends.
   void advance();
-  /// Waits until the first `steps` submitted steps are done, or a task has failed. Returns whether these steps are all
-  /// done; their writes are then visible to the calling thread. Throws Error{kTimeout}.
+  /// Waits until the first `steps` submitted steps are done, or a task has failed. Returns true when all these steps
+  /// are done; what they wrote is then visible to the calling thread. Throws Error{kTimeout} at the deadline.
   bool wait_for(std::size_t steps, Deadline deadline);
-  /// Waits until nothing is queued or running. Returns the exception of the task that failed, if one has. Throws
-  /// Error{kTimeout}.
+  /// Waits until no task is queued or running. Returns the exception of the task that failed, or a success. Throws
+  /// Error{kTimeout} at the deadline.
   const Outcome& wait_all(Deadline deadline);
   /// Returns the seconds for which tasks ran; valid after wait_all().
   double busy_seconds() const noexcept { return busy_seconds_; }
@@ -59,10 +61,10 @@ class SerialExecutor {
   void run();
   struct Task {
     std::function<void()> work;
-    std::size_t end = 0;  ///< Steps of all tasks up to and including this one.
+    std::size_t end = 0;  ///< Number of steps of all tasks up to this one, its own steps included.
   };
   void run_task(const Task& task);
-  /// Waits until met() returns true; the caller holds the lock.
+  /// Waits until met() returns true; the caller holds `lock`. Throws Error{kTimeout} at the deadline.
   template <class Condition>
   void wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, const Condition& met);
 
@@ -72,29 +74,34 @@ class SerialExecutor {
   std::mutex mutex_;  ///< Guards the members below, up to `busy_seconds_`.
   std::condition_variable changed_;
   std::deque<Task> queue_;
-  std::size_t submitted_ = 0;  ///< Steps.
-  std::size_t done_ = 0;       ///< Steps that have been done, including those of a task that threw later.
+  std::size_t submitted_ = 0;  ///< Number of steps of all submitted tasks.
+  std::size_t done_ = 0;       ///< Number of steps that are done, including those of a task that threw later.
   bool running_ = false;
   bool stopped_ = false;
   Outcome outcome_;
   double busy_seconds_ = 0;
 
-  std::jthread thread_;  ///< Started by the first submit().
+  std::jthread thread_;  ///< Thread that runs the tasks; started by the first submit().
 };
 
 /// Work of a rank, one function per step of a transfer.
 struct TransferSteps {
-  /// Publishes all own routes in one pass, on the producer's thread, in the order in which the transfers take them, and
-  /// calls published() after each.
+  /// Publishes all routes of this rank in one pass, on the producer's thread, in the order in which the transfers take
+  /// them. Calls published() after each route.
   std::function<void(const std::function<void()>& published)> publish;
-  /// Returns the records of an own transfer, on the calling thread, once all its routes have been published.
+  /// Returns the records of a transfer whose source is this rank. Runs on the thread of run(), once all routes of the
+  /// transfer have been published.
   std::function<std::vector<Bytes>(const SyncTransfer& transfer)> records;
-  /// Runs Transport::broadcast on the calling thread: the source passes its records, the others receive them.
+  /// Runs Transport::broadcast for a transfer, on the thread of run(): the source passes `records`, other ranks receive
+  /// them.
   std::function<void(const SyncTransfer& transfer, std::vector<Bytes>& records)> broadcast;
-  /// Stages the records of each transfer in order, on the stager's thread. Null on a rank that receives nothing.
+  /// Stages the records of a transfer, on the stager's thread, one transfer after another. Null on a rank that receives
+  /// nothing.
   std::function<void(const SyncTransfer& transfer, std::vector<Bytes> records)> stage;
 };
 
+/// Runs the transfers of one rank over channels that carry records in host memory. The routes of later transfers are
+/// encoded, and the records of earlier ones are staged, in other threads meanwhile.
 class TransferPipeline {
  public:
   /// Maximum number of transfers that wait to be staged. With one being staged and one on the wire, a rank holds the
@@ -104,28 +111,34 @@ class TransferPipeline {
   /// Creates a pipeline that runs `transfers`, the transfers of this rank, in the given order. `steps` has the
   /// functions that do the work of each transfer. `transfers` must outlive the pipeline.
   TransferPipeline(const std::vector<SyncTransfer>& transfers, TransferSteps steps);
-  /// Waits for the pass and the transfer in progress, drops the other transfers, and ends the threads.
+  /// Waits for the publishing pass and for the transfer that is being staged, drops the transfers that wait to be
+  /// staged, and ends the threads.
   ~TransferPipeline() = default;
 
-  /// Runs all transfers. Routes that cannot be published, or bytes that cannot be staged, stop none of the transfers,
-  /// so that this rank takes part in all transfers that follow. A transfer with an unpublished route has no records.
-  /// published() and staged() have the errors. Throws the errors of broadcast(), and Error{kTimeout}.
+  /// Runs all transfers. A route that cannot be published, or records that cannot be staged, stop no transfer, so that
+  /// this rank takes part in all of them. A transfer with an unpublished route has no records. published() and staged()
+  /// have the errors. Throws the errors of broadcast(), and Error{kTimeout}.
   void run(Deadline deadline);
+  /// Returns the failure to publish this rank's routes, or a success.
   const Outcome& published() const noexcept { return published_; }
+  /// Returns the failure to stage received records, or a success.
   const Outcome& staged() const noexcept { return staged_; }
 
-  /// Return the seconds that TransferReport names; valid after run().
+  /// Returns TransferReport::encode_seconds; valid after run().
   double encode_seconds() const noexcept { return producer_.busy_seconds(); }
+  /// Returns TransferReport::wire_seconds; valid after run().
   double wire_seconds() const noexcept { return wire_seconds_; }
+  /// Returns TransferReport::stage_seconds; valid after run().
   double stage_seconds() const noexcept { return stager_.busy_seconds(); }
 
  private:
   void pass(const SyncTransfer& transfer, Deadline deadline);
 
   const std::vector<SyncTransfer>& transfers_;
-  const std::size_t routes_;  ///< Number of own routes.
+  const std::size_t routes_;  ///< Number of routes that this rank sends.
   TransferSteps steps_;
-  std::size_t routes_due_ = 0;  ///< Number of own routes that must be published by the end of the current transfer.
+  /// Number of this rank's routes that must be published by the end of the current transfer.
+  std::size_t routes_due_ = 0;
   double wire_seconds_ = 0;
   Outcome published_;
   Outcome staged_;

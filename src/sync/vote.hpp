@@ -13,44 +13,48 @@
 
 namespace sparsecast {
 
-/// Message of a rank at the end of a step.
+/// Message of a rank at the end of a step of a sync.
 struct Vote {
-  int status = 0;    ///< 0, or an ErrorCode.
-  std::string text;  ///< The error message.
-  /// Digests that a source of several routes promises: its part of each engine's state digest, then its part of the
-  /// digest of all tensors. Empty in a sync of one table.
+  int status = 0;    ///< 0 for a success, or the ErrorCode of the rank's failure.
+  std::string text;  ///< Message of the failure.
+  /// Digests that the routes of a source will reach: what they add to each engine's state digest, one after another,
+  /// then what they add to the digest of all tensors. Empty in a sync of one table.
   std::vector<StateDigest> promised;
-  /// Digest of the routes that an engine rank counts.
+  /// Sum of the digests that the counted routes of an engine rank have reached.
   StateDigest reached;
 };
 
+/// Returns a vote as bytes.
 Bytes pack_vote(const Vote& vote);
-/// Parses a vote. Throws Error{kCorrupt} that names the peer.
+/// Parses the vote of the rank named `peer`. Throws Error{kCorrupt} that names it.
 Vote parse_vote(ConstBytes bytes, const std::string& peer);
 
 /// The ranks of a control channel that vote.
 struct Voters {
   ControlChannel* control = nullptr;
-  int coordinator = 0;                           ///< Rank that decides.
-  std::function<std::string(int rank)> name_of;  ///< For errors.
-  /// Compares the digests of votes without a failure, which are in the order of ranks, and returns the digest of all
-  /// tensors. Throws Error. Null: nothing is compared, because every rank has verified everything by itself.
+  int coordinator = 0;                           ///< Rank that decides whether the version is committed.
+  std::function<std::string(int rank)> name_of;  ///< Returns the name of a rank, for error messages.
+  /// Function that compares the digests of all ranks' votes, none of which is a failure, in the order of ranks. Returns
+  /// the digest of all tensors, and throws Error when the digests do not match. Null: nothing is compared, because
+  /// every rank has verified everything by itself.
   std::function<StateDigest(const std::vector<Vote>& votes)> add_up;
 };
-/// Returns all ranks of a control channel, as "rank 2", with nothing to compare.
+/// Returns all ranks of a control channel as voters, which are named "rank 2" and have no digests to compare.
 Voters ranks_of(ControlChannel& control, int coordinator);
 
-/// Counts the votes of all ranks, which are in the order of ranks: a failure, or the digest of all tensors. One rank
-/// counts for all, so this throws nothing: the result holds the error that read_count throws on every rank.
+/// Counts the votes of all ranks, which `packed` has in the order of ranks. Returns the result as bytes for
+/// read_count(): the digest of all tensors, or an error. One rank may count for all, so an error is not thrown here,
+/// but by read_count() on every rank.
 Bytes count_votes(const Voters& voters, const std::vector<Bytes>& packed);
 /// Returns the digest of all tensors from the result of count_votes. Throws Error{kPeerFailed} with the name and the
-/// message of a failed rank: the first that failed by itself, in preference to ranks that only heard of a failure.
+/// message of a failed rank: the first rank that failed by itself, or else the first that only heard of a failure.
 /// Throws Error{kCorrupt} for a vote that cannot be read, and the errors of add_up.
 StateDigest read_count(ConstBytes count);
 
 // The functions below are collective, and also throw the errors of the control channel.
 
-/// Returns when all ranks have done this step. Otherwise throws this rank's own error, or the errors of read_count.
+/// Returns when all ranks have completed this step. `own` is the outcome of the step on this rank. Throws this rank's
+/// own error, else the errors of read_count.
 void require_all(const Voters& voters, const Outcome& own, Deadline deadline);
 /// Exchanges votes; `own` gives the status and the message of this rank's vote. Returns the digest of all tensors.
 /// Throws this rank's own error, else the errors of read_count.
