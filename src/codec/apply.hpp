@@ -12,7 +12,7 @@ namespace sparsecast {
 
 enum class Direction { kForward, kInverse };
 
-/// Scratch of one decoding thread, for tensors of any dtype.
+/// Scratch memory of one decoding thread, for tensors of any dtype.
 struct ApplyScratch {
   DecodedBlock<std::uint8_t> words8;
   DecodedBlock<std::uint16_t> words16;
@@ -28,20 +28,25 @@ struct ApplyScratch {
   }
 };
 
-/// Decodes the block and drops the result; throws Error{kCorrupt} when its payload is not valid. Of a `context` block
-/// only the ranks are decoded, because its values depend on the weights.
+/// Throws Error{kCorrupt} when the payload of a block of a tensor of this dtype is not valid. Of a `context` block only
+/// the ranks are checked, because its values depend on the weights.
 void validate_block(const BlockRef& block, DType dtype, ApplyScratch& scratch);
 
+/// Where apply_block() writes a block, and what it records of the write.
 struct ApplyTarget {
-  std::byte* window = nullptr;  ///< Bits of the block's `span` elements; with `view`, of the tensor. Any alignment.
+  /// Bits of the block's `span` elements or, with `view`, of the whole tensor; at any alignment.
+  std::byte* window = nullptr;
   DType dtype = DType::kBF16;
-  const StridedView* view = nullptr;   ///< Places of the tensor's elements; null: contiguous.
-  const DigestIndex* index = nullptr;  ///< Positions of the elements in the digest; needed with `change` only.
-  StateDigest* change = nullptr;       ///< The change of the digest is added to it; null: no digest.
-  Bytes* replaced = nullptr;           ///< Overwritten bits are appended to it, in order; null: not kept.
+  const StridedView* view = nullptr;  ///< Offsets of the tensor's elements; null: they are contiguous.
+  /// Indices of the tensor's elements in the digest; needed with `change` only.
+  const DigestIndex* index = nullptr;
+  StateDigest* change = nullptr;  ///< Sum to which the change of the digest is added; null: no digest is computed.
+  /// Buffer to which the overwritten bits are appended, in order; null: they are not kept.
+  Bytes* replaced = nullptr;
 };
 
-/// Returns the target of a block in a whole tensor at `data`, without digest.
+/// Returns the target of `block` in the tensor at `data`, whose offsets are `view` (null: contiguous), without a
+/// digest.
 inline ApplyTarget target_in(std::byte* data, const StridedView* view, DType dtype, const BlockRef& block) {
   ApplyTarget target;
   target.window = view != nullptr ? data : data + block.first_element * element_size(dtype);
@@ -50,14 +55,14 @@ inline ApplyTarget target_in(std::byte* data, const StridedView* view, DType dty
   return target;
 }
 
-/// Decodes the block completely, then writes it. Throws, with nothing written, Error{kCorrupt} for an invalid block and
-/// Error{kWrongBase} for a `context` block of another base. Direction kInverse needs `xor` or `ulp` words, and no
-/// `context` block, whose positions depend on the bits before it (Error{kUsage}). Returns the number of elements that
-/// the block names.
+/// Decodes a block completely, then writes its changes to `target`, or undoes them with Direction::kInverse. Throws,
+/// with nothing written, Error{kCorrupt} for an invalid block and Error{kWrongBase} for a `context` block of another
+/// base. kInverse is possible for `xor` and `ulp` words, but not for a `context` block, whose positions depend on the
+/// bits before the change (Error{kUsage}). Returns the number of elements that the block names.
 std::uint32_t apply_block(const BlockRef& block, const ApplyTarget& target, Direction direction, ApplyScratch& scratch);
 
-/// Undoes a `raw` block from the bits that apply_block put into `replaced`. Returns the number of bytes of `replaced`
-/// that were used.
+/// Undoes a `raw` block. `replaced` begins with the bits that apply_block appended to ApplyTarget::replaced; returns
+/// the number of its bytes that were used.
 std::size_t restore_block(const BlockRef& block, const ApplyTarget& target, ConstBytes replaced, ApplyScratch& scratch);
 
 }  // namespace sparsecast

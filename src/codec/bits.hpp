@@ -16,9 +16,9 @@ namespace sparsecast {
 
 static_assert(std::endian::native == std::endian::little, "sparsecast stores words as they lie in memory");
 
-/// Writes fields one after another from a given bit of a buffer whose bits from there on are zero. Bits are gathered in
-/// a register and stored without being read back (a load that overlaps a fresh store would stall); each put may
-/// store zeros up to 8 bytes beyond its last bit, so the buffer must reach that far.
+/// Writes fields of bits one after another, from a given bit of a buffer on. The bits of the buffer from there on must
+/// be zero. Bits are gathered in a register and stored without being read back, because a load that overlaps a fresh
+/// store would stall. Each put may store zeros up to 8 bytes beyond its last bit, so the buffer must reach that far.
 class BitWriter {
  public:
   BitWriter(std::byte* base, std::uint64_t bit)
@@ -35,6 +35,7 @@ class BitWriter {
     gathered_ >>= used_ & ~7U;
     used_ &= 7;
   }
+  /// Writes the low `width` (0 to 64) bits of value; higher bits of value must be zero.
   void put_long(std::uint64_t value, std::uint32_t width) {
     if (width > 32) {
       put(value & 0xFFFFFFFFU, 32);
@@ -43,7 +44,7 @@ class BitWriter {
     }
     put(value, width);
   }
-  /// Writes `quotient` zero bits, then a one.
+  /// Writes a unary code: `quotient` zero bits, then a one.
   void put_unary(std::uint64_t quotient) {
     if (quotient < 48) {
       put(std::uint64_t{1} << quotient, static_cast<std::uint32_t>(quotient) + 1);
@@ -66,11 +67,11 @@ class BitWriter {
  private:
   std::byte* begin_;
   std::byte* at_;
-  std::uint64_t gathered_ = 0;  ///< The bits from *at_ on; bits from used_ up are zero.
+  std::uint64_t gathered_ = 0;  ///< The bits from *at_ on, of which those from number used_ on are zero.
   std::uint32_t used_;
 };
 
-/// Reads fields from a bounded bit string; running past its end is Error{kCorrupt}.
+/// Reads fields of bits from a bounded bit string. A read past its end is Error{kCorrupt}.
 class BitReader {
  public:
   explicit BitReader(std::span<const std::byte> bytes) : bytes_(bytes), end_(bytes.size() * 8) {}
@@ -88,7 +89,8 @@ class BitReader {
     bit_ += bits;
   }
 
-  /// Returns 57 or more valid bits from `bit` on, with zeros beyond the end.
+  /// Returns the bits from number `bit` of the string on, at least 57 of them, with zeros beyond the end. Consumes
+  /// nothing.
   [[gnu::always_inline]] std::uint64_t peek(std::uint64_t bit) const {
     const std::uint64_t byte = bit >> 3;
     std::uint64_t word = 0;
@@ -100,7 +102,7 @@ class BitReader {
     return word >> (bit & 7);
   }
 
-  /// Returns `width` (0 to 63) bits from `bit` on, with zeros beyond the end.
+  /// Returns `width` (0 to 63) bits from number `bit` of the string on, with zeros beyond the end. Consumes nothing.
   std::uint64_t peek_long(std::uint64_t bit, std::uint64_t width) const {
     const std::uint64_t word = (peek(bit) & 0xFFFFFFFFU) | peek(bit + 32) << 32;
     return word & ((std::uint64_t{1} << width) - 1);
@@ -118,7 +120,8 @@ class BitReader {
     return value;
   }
 
-  /// Returns the number of zero bits before the next one bit, and consumes that bit too; more than `limit` is an error.
+  /// Reads a unary code: returns the number of zero bits before the next one bit, and consumes all of them. More than
+  /// `limit` zeros are Error{kCorrupt}.
   std::uint64_t get_unary(std::uint64_t limit) {
     std::uint64_t quotient = 0;
     for (;;) {
@@ -140,7 +143,8 @@ class BitReader {
     return ((std::uint64_t{1} << low) | get(low)) - 1;
   }
 
-  /// Ends the part here: checks that the rest of its last 4-byte unit is zero. Returns the part's bytes.
+  /// Ends the part of the block that the reader reads. Returns the part's size in bytes, and throws Error{kCorrupt}
+  /// unless the rest of its last 4-byte unit is zero.
   std::uint64_t finish_part() {
     const std::uint64_t bytes = padded_bytes(bit_);
     if (bytes > bytes_.size()) overrun();

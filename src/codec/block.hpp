@@ -12,8 +12,8 @@
 
 namespace sparsecast {
 
-inline constexpr std::size_t kFramePrefix = 64;  ///< The fixed fields of a frame.
-/// Alignment, in bytes, of FRAME records that are together in the memory of a device.
+inline constexpr std::size_t kFramePrefix = 64;  ///< Bytes of the fixed fields at the beginning of a frame record.
+/// Alignment, in bytes, of FRAME records that lie together in device memory.
 inline constexpr std::uint32_t kFrameAlignment = 256;
 
 inline constexpr std::size_t kGroupBytes = 8;
@@ -22,10 +22,10 @@ inline constexpr std::size_t kBlockEntryBytes = 16;
 struct Coding {
   PositionCodec positions = PositionCodec::kPacked;
   ValueCodec values = ValueCodec::kUlp;
-  std::uint32_t kp = 0;  ///< Rice parameter of the gaps (gap16: 1 when gaps are u32).
-  std::uint32_t kv = 0;  ///< Number of low bits of each magnitude that are stored as they are.
-  std::uint32_t ke = 0;  ///< Rice parameter of the exceptions' gaps.
-  bool lengths = false;  ///< Each magnitude has its own length; kv and ke are 0.
+  std::uint32_t kp = 0;  ///< Rice parameter of the gaps; with gap16, 1 when gaps are u32.
+  std::uint32_t kv = 0;  ///< Number of low bits of each magnitude that are stored without a code.
+  std::uint32_t ke = 0;  ///< Rice parameter of the gaps between exceptions.
+  bool lengths = false;  ///< True when each magnitude is stored with a length of its own; kv and ke are then 0.
 
   constexpr std::uint32_t pack() const {
     return static_cast<std::uint32_t>(positions) | static_cast<std::uint32_t>(values) << 3 | kp << 5 | kv << 10 |
@@ -43,14 +43,14 @@ struct Coding {
 
 inline constexpr std::uint32_t kMaxRiceParameter = 22;
 
-/// Options by which a writer codes blocks other than `context` (docs/wire-format.md §5).
+/// Options by which a writer codes blocks that are not `context` (docs/wire-format.md §5).
 struct BlockRules {
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;
-  bool quick = false;  ///< Blocks of many changes use bitmaps and fields of one width.
+  bool quick = false;  ///< Whether blocks of many changes use bitmaps, and values in fields of one width.
 };
 
-/// Returns the block rules of options in which kAuto is decided already (with_positions_decided).
+/// Returns the block rules that `options` ask for. with_positions_decided() has returned these options.
 inline BlockRules rules_of(const EncodeOptions& options) {
   const Objective objective = options.objective.value_or(Objective::speed());
   return {options.positions, options.values,
@@ -68,7 +68,8 @@ struct EncodedBlock {
   std::uint32_t payload_bytes = 0;
 };
 
-/// Returns the number of elements from the first of `first_tile` to the last of the run, cut at the end of the tensor.
+/// Returns the number of elements in the run of `tiles` tiles from `first_tile` on, in a tensor of `tensor_elements`
+/// elements; elements beyond the end of the tensor do not count.
 SPARSECAST_HD std::uint32_t block_span(std::uint64_t tensor_elements, std::uint64_t first_tile, std::uint32_t tiles) {
   const std::uint64_t whole = std::uint64_t{tiles} * kTileElems;
   const std::uint64_t left = tensor_elements - first_tile * kTileElems;
@@ -78,30 +79,31 @@ SPARSECAST_HD std::uint32_t block_span(std::uint64_t tensor_elements, std::uint6
 // The rules of docs/wire-format.md §4 for a directory entry; every reader, on the host or on a device, uses these
 // functions.
 
-/// Returns whether the run of tiles ends within the tensor.
+/// Returns true when a run of `tiles` tiles from `first_tile` on has no whole tile beyond the end of the tensor.
 SPARSECAST_HD bool run_is_in_tensor(std::uint64_t tensor_elements, std::uint64_t first_tile, std::uint32_t tiles) {
   return (first_tile + tiles - 1) * kTileElems < tensor_elements;
 }
 
-/// Returns whether the run of tiles ends within the section of its first tile.
+/// Returns true when a run of `tiles` tiles from `first_tile` on ends within the section of its first tile.
 SPARSECAST_HD bool run_is_in_section(std::uint64_t first_tile, std::uint32_t tiles) {
   return (first_tile + tiles - 1) / kTilesPerSection == first_tile / kTilesPerSection;
 }
 
-/// Returns whether a run that starts at `first_tile` lies after the run before it, of the same tensor.
+/// Returns true when a run that starts at `first_tile` lies after the run of `previous_tiles` tiles from
+/// `previous_tile` on in the same tensor.
 SPARSECAST_HD bool run_follows(std::uint64_t first_tile, std::uint64_t previous_tile, std::uint32_t previous_tiles) {
   return first_tile >= previous_tile + previous_tiles;
 }
 
-/// Returns whether the coding word of a `context` block is valid.
+/// Returns true when `word` is a valid coding word of a `context` block.
 SPARSECAST_HD bool context_coding_is_possible(std::uint32_t word) {
   const Coding c = Coding::unpack(word);
   return (word >> 21) == 0 && c.positions == PositionCodec::kContext && c.values == ValueCodec::kUlp && c.kp == 0 &&
          c.kv == 0 && c.ke <= kMaxRiceParameter;
 }
 
-/// Returns whether the coding word of any other position codec is valid for elements of `width` bits in a delta whose
-/// value codec is `values`.
+/// Returns true when `word` is a valid coding word of a block that is not `context`, for elements of `width` bits in a
+/// delta whose value codec is `values`.
 SPARSECAST_HD bool coding_is_possible(std::uint32_t word, ValueCodec values, std::uint32_t width) {
   const Coding c = Coding::unpack(word);
   const bool ulp_bits = c.values == ValueCodec::kUlp && c.positions != PositionCodec::kDense;

@@ -12,7 +12,7 @@
 
 namespace sparsecast {
 
-/// Returns the bytes of `bits` bits, padded to whole 4-byte units as the parts of a block are.
+/// Returns the number of bytes that `bits` bits take, padded to whole 4-byte units as the parts of a block are.
 SPARSECAST_HD std::uint64_t padded_bytes(std::uint64_t bits) { return (bits + 31) / 32 * 4; }
 
 /// Returns the position of the highest set bit plus one; 0 for 0.
@@ -33,7 +33,8 @@ SPARSECAST_HD std::uint32_t bit_width32(std::uint32_t x) {
 #endif
 }
 
-/// The order of a dtype's bit patterns in which `ulp` counts. The orders of pairs apply to each half of a byte.
+/// Order of a dtype's bit patterns in which the `ulp` codec counts steps. The orders of pairs apply to each half of a
+/// byte.
 enum class UlpOrder : std::uint8_t { kInteger, kFloat, kIntegerPair, kFloatPair };
 
 inline UlpOrder ulp_order(DType dtype) {
@@ -46,8 +47,8 @@ SPARSECAST_HD constexpr bool is_pair(UlpOrder order) {
   return order == UlpOrder::kIntegerPair || order == UlpOrder::kFloatPair;
 }
 
-/// Returns the ordered-integer form of a float's bits: sign-magnitude to an unsigned integer that grows with the value,
-/// a bijection on all bit patterns, NaNs too. For integers the map is the identity.
+/// Returns the ordered-integer form of an element's bits. For floats this is an unsigned integer that grows with the
+/// value; the map is a bijection on all bit patterns, those of NaNs included. For integers the map is the identity.
 template <class T>
 SPARSECAST_HD T ordered(T bits, UlpOrder order) {
   constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
@@ -68,8 +69,8 @@ SPARSECAST_HD T from_ordered(T value, UlpOrder order) {
   return static_cast<T>(value & kSign ? value ^ kSign : ~value);
 }
 
-/// Returns the `ulp` coded word: the difference of the ordered forms modulo 2^w, or for pairs the code of the
-/// differences of both halves.
+/// Returns the `ulp` coded word of a change: the difference of the ordered forms modulo 2^w for elements of w bits, or
+/// for pairs the code of the differences of both halves.
 template <class T>
 SPARSECAST_HD T ulp_difference(T new_bits, T old_bits, UlpOrder order) {
   const T to = ordered(new_bits, order);
@@ -80,7 +81,8 @@ SPARSECAST_HD T ulp_difference(T new_bits, T old_bits, UlpOrder order) {
   return static_cast<T>(to - from);
 }
 
-/// Returns the bits after a coded word is applied to `bits`, or with `inverse` undone from `bits`.
+/// Returns the bits of an element after the change of an `ulp` coded word is applied to `bits`, or with `inverse`
+/// undone.
 template <class T>
 SPARSECAST_HD T ulp_advance(T bits, T coded, UlpOrder order, bool inverse = false) {
   const T from = ordered(bits, order);
@@ -93,7 +95,7 @@ SPARSECAST_HD T ulp_advance(T bits, T coded, UlpOrder order, bool inverse = fals
   return from_ordered(static_cast<T>(inverse ? from - coded : from + coded), order);
 }
 
-/// Returns the coded word of two changes, one after the other.
+/// Returns the `ulp` coded word of two changes of an element, one after the other.
 template <class T>
 SPARSECAST_HD T ulp_sum(T first, T second, UlpOrder order) {
   if constexpr (sizeof(T) == 1) {
@@ -102,7 +104,7 @@ SPARSECAST_HD T ulp_sum(T first, T second, UlpOrder order) {
   return static_cast<T>(first + second);
 }
 
-/// Returns the coded word of the inverse change.
+/// Returns the `ulp` coded word of the inverse of a change.
 template <class T>
 SPARSECAST_HD T ulp_negative(T coded, UlpOrder order) {
   if constexpr (sizeof(T) == 1) {
@@ -111,7 +113,8 @@ SPARSECAST_HD T ulp_negative(T coded, UlpOrder order) {
   return static_cast<T>(T{0} - coded);
 }
 
-/// Returns the bits after a change is applied, or with `inverse` undone, which needs `xor` or `ulp`.
+/// Returns the bits of an element after the change of a coded word is applied to `old_bits`, or with `inverse` undone.
+/// `inverse` needs the value codec `xor` or `ulp`.
 template <class T>
 SPARSECAST_HD T changed_bits(T old_bits, T coded, ValueCodec values, UlpOrder order, bool inverse) {
   if (values == ValueCodec::kRaw) return coded;
@@ -119,7 +122,7 @@ SPARSECAST_HD T changed_bits(T old_bits, T coded, ValueCodec values, UlpOrder or
   return ulp_advance(old_bits, coded, order, inverse);
 }
 
-/// Returns the distance in ULP, minus one, of a coded word that is not 0.
+/// Returns the magnitude of an `ulp` coded word that is not 0: the distance in ULP, minus one.
 template <class T>
 SPARSECAST_HD T ulp_magnitude(T coded) {
   constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
@@ -139,39 +142,43 @@ SPARSECAST_HD std::uint32_t rice_parameter(std::uint32_t total, std::uint32_t n)
   return width > 1 ? width - 1 : 0;
 }
 
-/// Quotients of packed gaps from this on are escaped: long gaps between clusters must not cost a unary code of their
+/// Least quotient of a packed gap that is escaped: long gaps between clusters must not cost a unary code of their
 /// length, nor force a large parameter on the short gaps inside the clusters.
 inline constexpr std::uint32_t kEscape = 8;
-/// Maximum number of zeros before the one of an escaped quotient, because gaps are less than 2^22.
+/// Maximum number of zero bits before the one bit in the code of an escaped quotient, because gaps are less than 2^22.
 inline constexpr std::uint32_t kMaxQuotientZeros = kEscape + 21;
 
-/// Returns the least number of bits of a gap's code, its remainder included, for any Rice parameter.
+/// Returns the least number of bits that the code of a gap, its remainder included, has with any Rice parameter.
 SPARSECAST_HD std::uint32_t least_gap_bits(std::uint32_t gap) { return bit_width32(gap) + 1; }
 
-/// Returns the bits in the tail of a quotient's code (docs/wire-format.md §4.1); 0 for a quotient below kEscape.
+/// Returns the number of bits in the tail of a quotient's code (docs/wire-format.md §4.1); 0 for a quotient below
+/// kEscape.
 SPARSECAST_HD std::uint32_t quotient_tail_bits(std::uint32_t quotient) {
   return quotient < kEscape ? 0 : bit_width32(quotient - (kEscape - 1)) - 1;
 }
 
-/// Returns the number of zeros before the one in a quotient's code.
+/// Returns the number of zero bits before the one bit in a quotient's code.
 SPARSECAST_HD std::uint32_t quotient_zeros(std::uint32_t quotient) {
   return quotient < kEscape ? quotient : kEscape + quotient_tail_bits(quotient);
 }
 
-/// Returns the least quotient whose code has `zeros` zeros; the tail is added to it.
+/// Returns the least quotient whose code has `zeros` zero bits before the one bit; the number in the tail is added to
+/// it.
 SPARSECAST_HD std::uint32_t quotient_of_zeros(std::uint32_t zeros) {
   return zeros < kEscape ? zeros : kEscape - 1 + (1U << (zeros - kEscape));
 }
 
-/// Returns the estimated bits of the positions of `exceptions` out of n values; used only to choose kv.
+/// Returns the estimated number of bits that the positions of `exceptions` exceptions among n values take; used only to
+/// choose kv.
 SPARSECAST_HD std::uint64_t estimate_rice_bits(std::uint32_t exceptions, std::uint32_t n) {
   if (exceptions == 0) return 0;
   const std::uint32_t k = rice_parameter(n - exceptions, exceptions);
   return std::uint64_t{exceptions} * (1 + k) + ((n - exceptions) >> k);
 }
 
-/// Returns the bits of the values of n magnitudes with `kv` low bits each (docs/wire-format.md §5.3). by_width[b] of
-/// the magnitudes have bit_width b; `exceptions` is set to the number of magnitudes that do not fit.
+/// Returns the number of bits that n magnitudes of `width`-bit elements take with `kv` low bits each
+/// (docs/wire-format.md §5.3). by_width[b] is the number of magnitudes that have b bits. Sets `exceptions` to the
+/// number of magnitudes that have more than `kv` bits.
 SPARSECAST_HD std::uint64_t ulp_cost(const std::uint32_t* by_width, std::uint32_t width, std::uint32_t n,
                                      std::uint32_t kv, std::uint32_t& exceptions) {
   exceptions = 0;
@@ -186,15 +193,17 @@ SPARSECAST_HD std::uint64_t ulp_cost(const std::uint32_t* by_width, std::uint32_
 // Quick blocks (docs/wire-format.md §5.7): fields of one width that few values exceed, after M. Zukowski et al.,
 // "Super-Scalar RAM-CPU Cache Compression", 2006 (patched frames of reference).
 
-/// Returns whether a writer with quick rules codes a block of `changes` out of `span` elements as a quick block.
+/// Returns true when a writer with BlockRules::quick codes a block in which `changes` of `span` elements changed as a
+/// quick block.
 SPARSECAST_HD bool is_quick_block(std::uint32_t changes, std::uint32_t span) {
   return std::uint64_t{changes} * 4 >= span;
 }
 
-/// Returns the maximum number of exceptions among the values of a quick block.
+/// Returns the maximum number of exceptions among the values of a quick block with `changes` changes.
 SPARSECAST_HD std::uint32_t quick_exceptions(std::uint32_t changes) { return changes / 16; }
 
-/// Returns the bits of the field that holds a magnitude's length, 0 to width - 1 (docs/wire-format.md §4.2).
+/// Returns the number of bits of the field that holds a magnitude's length, 0 to width - 1, for elements of `width`
+/// bits (docs/wire-format.md §4.2).
 SPARSECAST_HD constexpr std::uint32_t length_field_bits(std::uint32_t width) {
   return width == 8 ? 3 : width == 16 ? 4 : width == 32 ? 5 : 6;
 }
@@ -210,19 +219,21 @@ SPARSECAST_HD std::uint32_t bits_below_highest(T magnitude) {
   }
 }
 
-/// Returns the bits of the same values as ulp_cost, without their signs, in the form with lengths.
+/// Returns the number of bits that the magnitudes of ulp_cost take when each is stored with its length
+/// (Coding::lengths).
 SPARSECAST_HD std::uint64_t lengths_cost(const std::uint32_t* by_width, std::uint32_t width, std::uint32_t n) {
   std::uint64_t cost = std::uint64_t{n} * length_field_bits(width);
   for (std::uint32_t bits = 2; bits <= width; ++bits) cost += std::uint64_t{by_width[bits]} * (bits - 1);
   return cost;
 }
 
-/// Returns the bits of the exponential-Golomb code of order 0 of v < 2^64 - 1.
+/// Returns the number of bits of the exponential-Golomb code, of order 0, of v < 2^64 - 1.
 SPARSECAST_HD std::uint32_t exp_golomb_bits(std::uint64_t v) {
   return static_cast<std::uint32_t>(2 * bit_width64(v + 1) - 1);
 }
 
-/// Rounds fp32 to bf16, to nearest, ties to even. A NaN stays a NaN: quiet, same sign, the upper bits of its payload.
+/// Returns the bf16 bits of a number given by its fp32 bits, rounded to nearest, ties to even. A NaN stays a NaN:
+/// quiet, same sign, the upper bits of its payload.
 SPARSECAST_HD std::uint16_t bf16_from_f32_bits(std::uint32_t bits) {
   if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x0040U);
   return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);

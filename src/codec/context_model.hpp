@@ -15,10 +15,10 @@
 namespace sparsecast {
 
 inline constexpr std::uint32_t kMostClasses = 16;
-/// A block ends with the tile in which the section's count of changes passes a multiple of this. The parameters of up
-/// to 16 classes pay off only with that many changes.
+/// A `context` block ends with the tile in which the section's count of changes passes a multiple of this number. The
+/// parameters of up to 16 classes pay off only with that many changes.
 inline constexpr std::uint32_t kContextBlockChanges = kLargeBlockChanges;
-/// Number of keys, which are bytes; a bound above all of them.
+/// Number of different keys, which are bytes: all keys are less than this.
 inline constexpr std::uint32_t kContextKeys = 256;
 inline constexpr std::uint32_t kPositionCheckFactor = 0x9E3779B1U;
 
@@ -26,7 +26,8 @@ inline constexpr std::uint32_t kPositionCheckFactor = 0x9E3779B1U;
 struct ExponentField {
   std::uint32_t shift = 0;
   std::uint32_t mask = 0;
-  std::uint32_t bias = 0;  ///< Subtracted, for fields of more than 8 bits.
+  /// Number that is subtracted from an exponent field of more than 8 bits; 0 for other fields.
+  std::uint32_t bias = 0;
 };
 
 SPARSECAST_HD constexpr ExponentField exponent_field(DType dtype) {
@@ -46,7 +47,7 @@ SPARSECAST_HD constexpr ExponentField exponent_field(DType dtype) {
   }
 }
 
-/// Returns the key of a word: its exponent, 0 to 255.
+/// Returns the key of a word: its exponent field minus the bias, limited to 0 to 255.
 template <class T>
 SPARSECAST_HD std::uint32_t key_of(T word, const ExponentField& field) {
   const auto exponent = static_cast<std::uint32_t>(word >> field.shift) & field.mask;
@@ -54,11 +55,11 @@ SPARSECAST_HD std::uint32_t key_of(T word, const ExponentField& field) {
   return exponent - field.bias < kContextKeys ? exponent - field.bias : kContextKeys - 1;
 }
 
-/// Parameters of a block (docs/wire-format.md §4.3).
+/// Parameters of a `context` block that put its elements into classes by their keys (docs/wire-format.md §4.3).
 struct ContextClasses {
-  std::uint32_t hi = 0;     ///< Keys from this one on are class 0.
-  std::uint32_t count = 1;  ///< 1 to kMostClasses.
-  std::uint32_t width = 1;  ///< Number of keys of a class, 1 or 2.
+  std::uint32_t hi = 0;     ///< Least key of class 0, which has all keys from it on.
+  std::uint32_t count = 1;  ///< Number of classes, 1 to kMostClasses.
+  std::uint32_t width = 1;  ///< Number of keys in each class after class 0, 1 or 2.
 };
 
 SPARSECAST_HD std::uint32_t class_of(std::uint32_t key, const ContextClasses& classes) {
@@ -66,26 +67,27 @@ SPARSECAST_HD std::uint32_t class_of(std::uint32_t key, const ContextClasses& cl
   return below < classes.count ? below : classes.count - 1;
 }
 
-/// Parameters of the values: changes with keys below `rice_keys` are Rice-coded with low_bits(key), others are one ULP
-/// or exceptions.
+/// Parameters of the values of a `context` block. The values of elements with keys below `rice_keys` are Rice-coded
+/// with low_bits() low bits; the values of other elements are one ULP, or exceptions.
 struct ContextValues {
-  std::uint32_t rice_keys = 0;  ///< 0 to kContextKeys.
-  std::uint32_t scale = 0;      ///< 0 to 511.
+  std::uint32_t rice_keys = 0;  ///< Bound on the keys of Rice-coded values, 0 to kContextKeys.
+  std::uint32_t scale = 0;      ///< Number from which low_bits() subtracts the key, 0 to 511.
 
-  /// Returns the number of low bits of a magnitude that are stored as they are. A change of one size is twice as many
-  /// ULP at the next lower exponent.
+  /// Returns the number of low bits of a magnitude that are stored without a code, for an element of `width` bits with
+  /// this key. It is one more for the next lower exponent, where a change of the same size is twice as many ULP.
   SPARSECAST_HD std::uint32_t low_bits(std::uint32_t key, std::uint32_t width) const {
     if (scale <= key) return 0;
     return scale - key < width - 1 ? scale - key : width - 1;
   }
 };
 
-/// Returns the tail bits of a value's quotient, which is coded as in `packed`, but with up to 63 bits.
+/// Returns the number of bits in the tail of the code of a value's quotient, which is coded as in `packed`, but with up
+/// to 63 bits.
 SPARSECAST_HD std::uint32_t value_tail_bits(std::uint64_t quotient) {
   return quotient < kEscape ? 0 : static_cast<std::uint32_t>(bit_width64(quotient - (kEscape - 1))) - 1;
 }
 
-/// Returns twice the expected bits of the code of a quotient of `width` bits (docs/wire-format.md §5.6).
+/// Returns twice the expected number of bits of the code of a quotient of `width` bits (docs/wire-format.md §5.6).
 SPARSECAST_HD std::uint32_t quotient_cost(std::uint32_t width) {
   constexpr std::uint64_t kNarrow = 0x190D070402;  // 2, 4, 7, 13, 25: a byte each.
   return width < 5 ? static_cast<std::uint32_t>(kNarrow >> 8 * width & 0xFF) : 4 * width + 13;
@@ -94,7 +96,7 @@ SPARSECAST_HD std::uint32_t quotient_cost(std::uint32_t width) {
 /// Number of changes of a block by key.
 using KeyCounts = std::uint32_t[kContextKeys];
 
-/// Returns the classes from `hi`, at most 255, down to `lo` (docs/wire-format.md §5.6).
+/// Returns the classes for keys from `hi`, at most 255, down to `lo` (docs/wire-format.md §5.6).
 SPARSECAST_HD ContextClasses classes_between(std::uint32_t hi, std::uint32_t lo) {
   ContextClasses classes;
   classes.hi = hi;
@@ -105,7 +107,7 @@ SPARSECAST_HD ContextClasses classes_between(std::uint32_t hi, std::uint32_t lo)
   return classes;
 }
 
-/// Returns the classes for n changes with these keys (docs/wire-format.md §5.6).
+/// Returns the classes for a block of n changes, counts[key] of which have a key (docs/wire-format.md §5.6).
 SPARSECAST_HD ContextClasses choose_classes(const KeyCounts& counts, std::uint32_t n) {
   std::uint32_t above = 0;
   std::uint32_t hi = kContextKeys;
@@ -116,8 +118,8 @@ SPARSECAST_HD ContextClasses choose_classes(const KeyCounts& counts, std::uint32
   return classes_between(hi + 1 < kContextKeys ? hi + 1 : kContextKeys - 1, lo);
 }
 
-/// Returns the bound on keys below which changes are Rice-coded (docs/wire-format.md §5.6). `far` counts the changes of
-/// more than one ULP.
+/// Returns ContextValues::rice_keys for a block (docs/wire-format.md §5.6). counts[key] is the number of changes with a
+/// key, far[key] the number of those that are more than one ULP.
 SPARSECAST_HD std::uint32_t choose_rice_keys(const KeyCounts& counts, const KeyCounts& far) {
   std::uint32_t keys = 0;
   for (std::uint32_t key = 0; key < kContextKeys; ++key) {

@@ -22,7 +22,8 @@ namespace sparsecast::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Appends the positions of the bits of `words` mask words; `first` is the position of the first bit.
+/// Writes the positions of the set bits of `words` mask words to `positions`, where bit 0 of the first word has
+/// position `first`. Returns the end of the written positions; may write up to 64 entries beyond.
 HWY_INLINE std::uint32_t* ExpandWords(const std::uint64_t* mask, std::uint32_t words, std::uint32_t first,
                                       std::uint32_t* positions) {
   // The guard bit spares a test for zero, which compilers turn into a branch.
@@ -43,8 +44,8 @@ HWY_INLINE std::uint32_t* ExpandWords(const std::uint64_t* mask, std::uint32_t w
   return positions;
 }
 
-/// Does the same for masks with many set bits: makes a vector of positions at a time, and keeps the positions of set
-/// bits.
+/// Does the same as ExpandWords for masks with many set bits: makes a vector of positions at a time, and keeps the
+/// positions of set bits.
 HWY_INLINE std::uint32_t* ExpandDenseWords(const std::uint64_t* mask, std::uint32_t words, std::uint32_t first,
                                            std::uint32_t* positions) {
   const hn::ScalableTag<std::uint32_t> d;
@@ -63,10 +64,10 @@ HWY_INLINE std::uint32_t* ExpandDenseWords(const std::uint64_t* mask, std::uint3
   return positions;
 }
 
-/// From this many set bits in a word of a mask on, on average, ExpandDenseWords is faster.
+/// Least average number of set bits per mask word with which ExpandDenseWords is faster than ExpandWords.
 constexpr std::uint32_t kDenseBits = 3;
 
-/// Appends the positions of the bits of `words` mask words; may write up to 64 entries beyond.
+/// Does the same as ExpandWords, by the faster of the two functions above.
 HWY_INLINE std::uint32_t* Expand(const std::uint64_t* mask, std::uint32_t words, std::uint32_t first,
                                  std::uint32_t* positions) {
   std::uint32_t bits = 0;

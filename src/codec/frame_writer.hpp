@@ -16,7 +16,7 @@
 
 namespace sparsecast {
 
-/// The output of one encoding task, which waits for the frame writer.
+/// The encoded blocks of one section, which wait for the frame writer.
 struct SectionBlocks {
   std::vector<EncodedBlock> blocks;
   Bytes payload;
@@ -34,7 +34,7 @@ struct SectionBlocks {
 template <class T>
 class SectionBuilder {
  public:
-  /// The builder may be reused for many sections, one after another.
+  /// Creates a builder for any number of sections, one after another. `block_changes` is EncodeOptions::block_changes.
   SectionBuilder(const BlockRules& rules, std::uint32_t block_changes)
       : rules_(rules), plain_block_changes_(block_changes) {
     const std::uint32_t most =
@@ -44,8 +44,9 @@ class SectionBuilder {
     bitmap_.resize(kTileElems / 8 + cpu::kBitmapSlack);
   }
 
-  /// Destination of the changes of a tile: positions (of the element within the tile, plus `base`) and coded words,
-  /// with room for cpu::kCodedSlack more coded words, and perhaps a bitmap of the tile, with cpu::kBitmapSlack.
+  /// Memory into which the caller writes the changes of a tile: to `positions` the position of each changed element in
+  /// the tile, plus `base`; to `coded` its coded word; to `bitmap`, if it likes, the bitmap of the tile. There is room
+  /// for cpu::kCodedSlack more words, and cpu::kBitmapSlack more bytes of the bitmap.
   struct TileSlot {
     std::uint32_t* positions;
     T* coded;
@@ -64,8 +65,8 @@ class SectionBuilder {
     seen_ = 0;
   }
 
-  /// Begins a tile; `tile` increases from call to call. The slot has room for all elements of the tile, and is valid
-  /// until end_tile.
+  /// Begins the tile with this number, which increases from call to call, and returns the slot for its changes. The
+  /// slot has room for all elements of the tile, and is valid until end_tile().
   TileSlot begin_tile(std::uint32_t tile) {
     if (pending_ != 0 && seen_ / block_changes_ != bucket_) flush(nullptr);
     if (pending_ == 0) {
@@ -79,13 +80,13 @@ class SectionBuilder {
     return {positions_.data() + pending_, coded_.data() + pending_, (tile - first_tile_) * kTileElems, bitmap_.data()};
   }
 
-  /// Returns whether end_tile(count, ...) may make use of the tile's new bits.
+  /// Returns true when end_tile(count, ...) may use the new bits of the tile, its argument `current`.
   bool needs_current(std::uint32_t count) const {
     if (rules_.values != ValueCodec::kRaw || count == 0) return false;
     return count >= block_changes_ || (std::uint64_t{tile_} + 1) * kTileElems >= elements_;
   }
 
-  /// Returns whether add_old_bits must be called for all parts of every tile.
+  /// Returns true when add_old_bits() must be called for all parts of every tile.
   bool needs_old_bits() const { return context_; }
 
   /// Takes the old bits of the next `count` elements of the tile, a multiple of 4 bytes except at the end of the
@@ -97,8 +98,8 @@ class SectionBuilder {
     old_sums_.back() += cpu::sum_words(old, count * sizeof(T));
   }
 
-  /// Ends a tile, whose slot holds `count` changes, perhaps none. `current`: the new bits of the whole tile, or null
-  /// when unknown. `has_bitmap`: the slot holds the bitmap as well.
+  /// Ends a tile, whose slot holds `count` changes, perhaps none. `current` are the new bits of the whole tile; null
+  /// when they are not known. `has_bitmap` says that the slot holds the bitmap as well.
   void end_tile(std::uint32_t count, const std::byte* current, bool has_bitmap = false) {
     if (count == 0) return;
     const bool alone = count >= block_changes_;
@@ -118,7 +119,7 @@ class SectionBuilder {
   }
 
  private:
-  /// Ends the block of the previous tiles, so that the current tile begins a new block.
+  /// Ends the block of the previous tiles, so that the current tile, with its `count` changes, begins a new block.
   void start_block_here(std::uint32_t count) {
     const std::uint32_t before = pending_;
     const std::uint32_t base = (tile_ - first_tile_) * kTileElems;
@@ -131,7 +132,8 @@ class SectionBuilder {
     bucket_ = seen_ / block_changes_;
   }
 
-  /// Ends the pending block. `has_bitmap`: bitmap_ is the bitmap of the block, which is one tile.
+  /// Ends the pending block. `current` are its new bits, or null; `has_bitmap` says that the block is one tile, and
+  /// bitmap_ is its bitmap.
   void flush(const std::byte* current, bool has_bitmap = false) {
     if (context_) {
       flush_context();
@@ -149,7 +151,8 @@ class SectionBuilder {
 
   std::uint32_t span_of(const TileRun& run) const { return block_span(elements_, run.first, run.tiles); }
 
-  /// Encodes one block and appends it to `out`. The block gets no `context` positions, which would need old bits.
+  /// Encodes a block of `count` changes in the tiles of `run`, and appends it to `out`. Does not use `context`
+  /// positions, which would need old bits.
   void append_block(const TileRun& run, const std::uint32_t* positions, const T* coded, std::uint32_t count,
                     const std::byte* current, const std::byte* bitmap, SectionBlocks& out) {
     const std::size_t begin = out.payload.size();
@@ -159,7 +162,7 @@ class SectionBuilder {
     append_entry(run, count, encode_block(changes, rules, scratch_, out.payload), begin, out);
   }
 
-  /// Appends the entry of a block, whose payload reaches from `begin` to the end of the buffer.
+  /// Appends the entry of a block to `out`. The block's payload is out.payload from `begin` to its end.
   void append_entry(const TileRun& run, std::uint32_t count, const Coding& coding, std::size_t begin,
                     SectionBlocks& out) {
     EncodedBlock block;
@@ -197,7 +200,8 @@ class SectionBuilder {
     counts_.clear();
   }
 
-  /// Calls take(run, number of its first change, changes) for each block that mode kAuto makes of the pending tiles.
+  /// Calls take(run, first, count) for each block that mode kAuto makes of the pending tiles: its tiles, the number of
+  /// its first change, and the number of its changes.
   template <class Take>
   void divide(const Take& take) const {
     std::uint64_t before = seen_ - pending_;
@@ -219,8 +223,8 @@ class SectionBuilder {
     }
   }
 
-  /// Returns a lower bound on the bytes of the kAuto blocks: the sign and the shortest gap code of each change, or a
-  /// bitmap, or all words.
+  /// Returns a lower bound on the bytes of the blocks that mode kAuto makes of the pending tiles. It counts the sign
+  /// and the shortest gap code of each change, or a bitmap, or all words of a block.
   std::uint64_t least_divided_bytes() const {
     std::uint64_t bytes = 0;
     divide([&](const TileRun& run, std::uint32_t first, std::uint32_t count) {
@@ -236,7 +240,8 @@ class SectionBuilder {
     return bytes;
   }
 
-  /// Codes the kAuto blocks to divided_; returns their bytes.
+  /// Encodes to divided_ the blocks that mode kAuto makes of the pending tiles. Returns their bytes, those of their
+  /// entries included.
   std::uint64_t divided_bytes() {
     divided_.clear();
     divide([&](const TileRun& run, std::uint32_t first, std::uint32_t count) {
@@ -254,19 +259,20 @@ class SectionBuilder {
   };
 
   BlockRules rules_;
-  std::uint32_t plain_block_changes_;  ///< Changes of a block that is not `context`.
+  std::uint32_t plain_block_changes_;  ///< Number of changes after which a block ends that is not `context`.
   std::uint32_t block_changes_ = kBlockChanges;
   std::uint64_t elements_ = 0;
   DType dtype_ = DType::kBF16;
-  bool context_ = false;  ///< Blocks may be `context`: by mode and dtype.
+  bool context_ = false;  ///< True when the mode and the dtype allow `context` blocks.
   SectionBlocks* out_ = nullptr;
   std::vector<std::uint32_t> positions_;
   std::vector<T> coded_;
   Bytes bitmap_;
   std::vector<std::uint8_t> old_keys_;   ///< Keys of all elements from first_tile_ on, if context_.
-  std::vector<std::uint32_t> old_sums_;  ///< Sums of the old bits of each tile from first_tile_ on.
-  std::vector<TileCount> counts_;        ///< Counts of the pending tiles that changed, if context_.
-  std::vector<std::uint32_t> moved_;     ///< Positions within a block of mode kAuto.
+  std::vector<std::uint32_t> old_sums_;  ///< Sum of the old bits of each tile from first_tile_ on, as 32-bit words.
+  std::vector<TileCount> counts_;        ///< Number of changes of each pending tile that has any, if context_.
+  /// Positions of changes, relative to the first element of a block of mode kAuto.
+  std::vector<std::uint32_t> moved_;
   SectionBlocks divided_;
   EncodeScratch scratch_;
   std::uint32_t pending_ = 0;
@@ -283,8 +289,9 @@ class FrameWriter {
  public:
   FrameWriter(const DeltaHeader& header, int zstd_level, RecordSink sink);
 
+  /// Appends the blocks of a section of tensor number `tensor`.
   void append(std::uint32_t tensor, const SectionBlocks& section);
-  /// Flushes the last frame; fills in all fields of the commit record except the digest.
+  /// Passes the last frame to the sink, and returns the commit record with all fields except the digest.
   CommitRecord finish();
 
  private:
@@ -294,8 +301,8 @@ class FrameWriter {
   DeltaHeader header_;
   int zstd_level_;
   RecordSink sink_;
-  std::vector<std::uint32_t> groups_;   ///< Pairs of tensor and number of blocks.
-  std::vector<std::uint32_t> entries_;  ///< Four words a block.
+  std::vector<std::uint32_t> groups_;   ///< Groups of the open frame: pairs of tensor and number of blocks.
+  std::vector<std::uint32_t> entries_;  ///< Directory entries of the open frame, four words per block.
   Bytes payload_;
   std::uint64_t changed_ = 0;
   Bytes checksums_;

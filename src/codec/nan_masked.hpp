@@ -13,31 +13,34 @@
 
 namespace sparsecast {
 
-/// Built for one delta before anything is written: the constructor refuses changes that NaN-masked tensors cannot
-/// carry. A block may name elements that do not change, NaNs among them: their new bits equal the live bits, and a
-/// masked copy keeps the live bits. Without live bits such NaNs cannot be told from changes, so every NaN is refused.
+/// A delta in the form of NaN-masked tensors. It is made before anything is written, and the constructor refuses
+/// changes that NaN-masked tensors cannot carry. A block may name elements that do not change, NaNs among them: their
+/// new bits equal the live bits, and a masked copy keeps the live bits. Without live bits such NaNs cannot be told from
+/// changes, so every NaN is refused.
 class NanMaskedDelta {
  public:
-  /// `frames`: all of the delta, in order of sequence, validated by validate_block; `live` is parallel to the table,
-  /// and only read; a tensor without data is unknown, which only `raw` deltas allow. All arguments must outlive this
-  /// object, and the live tensors must hold the base version until the last expand(). kInverse leads back to the base
-  /// from the version of the delta. Throws Error{kUnsupported} that names a tensor whose dtype has no NaNs, or the
-  /// element that would become a NaN; {kUsage} when live tensors do not fit the table, when `xor` or `ulp` words have
-  /// no live tensor, or when `raw` words are to be inverted.
+  /// `frames` are all frames of the delta, in order of sequence and validated by validate_block. `live` are the tensors
+  /// before the delta, parallel to the table and only read. The bits of a live tensor without data are unknown, which
+  /// only `raw` deltas allow. All arguments must outlive this object, and the live tensors must hold the base version
+  /// until the last expand(). With kInverse, the tensors lead from the version of the delta back to its base. Throws
+  /// Error{kUnsupported} that names a tensor whose dtype has no NaNs, or the element that would become a NaN; {kUsage}
+  /// when live tensors do not fit the table, when `xor` or `ulp` words have no live tensor, or when `raw` words are to
+  /// be inverted.
   NanMaskedDelta(const TensorTable& table, const std::vector<const FrameReader*>& frames, std::vector<TensorRef> live,
                  Direction direction, int threads = 1);
 
-  /// Indices of the tensors that the delta names, ascending: the loader need not see the others.
+  /// Returns the indices of the tensors that the delta names, ascending. The loader need not see other tensors.
   const std::vector<std::size_t>& tensors() const noexcept { return tensors_; }
   /// Returns, for each tensor of the table, the change of its digest once the loader has written everything; zero for a
   /// tensor whose live bits are unknown.
   const std::vector<StateDigest>& digest_changes() const noexcept { return changes_; }
 
-  /// Fills the table[tensor].bytes() bytes at `out`, of any alignment, with NaNs and the tensor's new values.
+  /// Fills `out`, table[tensor].bytes() bytes at any alignment, with the new values of the elements that the delta
+  /// names, and with NaNs elsewhere.
   void expand(std::size_t tensor, MutableBytes out) const;
 
  private:
-  /// Consecutive blocks of one tensor in one frame.
+  /// Consecutive blocks [begin, end) of one tensor in one frame.
   struct Run {
     const FrameReader* frame = nullptr;
     std::size_t begin = 0;
@@ -50,10 +53,10 @@ class NanMaskedDelta {
 
   const TensorTable& table_;
   std::vector<TensorRef> live_;
-  std::vector<StridedView> views_;  ///< One view for each tensor; only those with strides count.
+  std::vector<StridedView> views_;  ///< View of each live tensor; used only for those that are strided.
   bool inverse_ = false;
   int threads_ = 1;
-  std::vector<std::vector<Run>> runs_;  ///< Runs of each tensor.
+  std::vector<std::vector<Run>> runs_;  ///< Runs of each tensor, by index in the table.
   std::vector<std::size_t> tensors_;
   std::vector<StateDigest> changes_;
 };

@@ -13,39 +13,41 @@
 
 namespace sparsecast::cpu {
 
-/// Lists the gaps between `count` increasing positions: differences of neighbours, less one. The first gap is the first
-/// position.
+/// Writes to `gaps` the gaps between `count` increasing positions: differences of neighbours, less one. The first gap
+/// is the first position.
 void list_gaps(const std::uint32_t* positions, std::uint32_t count, std::uint32_t* gaps);
 
-/// Writes the low `width` (0 to 32) bits of each number.
+/// Writes the low `width` (0 to 32) bits of each of `count` numbers.
 void put_fields(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t width, BitWriter& writer);
 
-/// Writes each number >> shift in unary: zeros, then a one.
+/// Writes number >> shift for each of `count` numbers in unary: that many zero bits, then a one bit.
 void put_unary(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t shift, BitWriter& writer);
 
-/// Writes the quotients gap >> kp; quotients from kEscape on are written as escapes (docs/wire-format.md §4.1) and
-/// appended to `escaped`, for their tails.
+/// Writes the codes of the quotients gap >> kp of `count` gaps. Quotients from kEscape on are written as escapes
+/// (docs/wire-format.md §4.1), and appended to `escaped`, from which the caller writes their tails.
 void put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer,
                    std::vector<std::uint32_t>& escaped);
 
-/// Lists the magnitudes (ulp_magnitude) of coded words of `element_bytes` bytes, at most 4.
+/// Writes to `magnitudes` the magnitudes (ulp_magnitude) of `count` coded words of `element_bytes` bytes, at most 4.
 void list_magnitudes(const void* coded, std::uint32_t count, std::size_t element_bytes, std::uint32_t* magnitudes);
 
-/// Write the low `width` (0 to 31) bits of the magnitude of each coded word.
+/// Writes the low `width` bits of the magnitude of each of `count` coded words, for `width` from 0 to 31. This overload
+/// is for words of 8 bits, the next two for words of 16 and 32 bits.
 void put_low_bits(const std::uint8_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer);
 void put_low_bits(const std::uint16_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer);
 void put_low_bits(const std::uint32_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer);
 
-/// Adds to by_width[b], for b in 0 to 32, the number of numbers with exactly b bits up to their highest one bit.
+/// Adds to by_width[b], for b from 0 to 32, how many of `count` numbers have exactly b bits up to their highest one
+/// bit.
 void count_widths(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t* by_width);
 
-/// Writes the number of bits of each number up to its highest one bit, in fields of `field` bits.
+/// Writes, for each of `count` numbers, the number of its bits up to its highest one bit, in a field of `field` bits.
 void put_widths(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t field, BitWriter& writer);
 
-/// Writes bits_below_highest() of each number in unary.
+/// Writes bits_below_highest() of each of `count` numbers in unary.
 void put_unary_tail_widths(const std::uint32_t* numbers, std::uint32_t count, BitWriter& writer);
 
-/// Writes the bits of each number below its highest one bit.
+/// Writes the bits below its highest one bit of each of `count` numbers.
 void put_tails(const std::uint32_t* numbers, std::uint32_t count, BitWriter& writer);
 
 // The functions below do the same for magnitudes of elements of 64 bits, one at a time, because they are rare.

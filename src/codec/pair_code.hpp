@@ -11,29 +11,31 @@
 
 namespace sparsecast {
 
-/// Returns a - b modulo 16 in both halves.
+/// Returns a - b modulo 16, separately in both halves of a byte.
 SPARSECAST_HD constexpr std::uint8_t subtract_halves(std::uint8_t a, std::uint8_t b) {
   return static_cast<std::uint8_t>(((a | 0x88) - (b & 0x77)) ^ ((a ^ ~b) & 0x88));
 }
 
-/// Returns a + b modulo 16 in both halves.
+/// Returns a + b modulo 16, separately in both halves of a byte.
 SPARSECAST_HD constexpr std::uint8_t add_halves(std::uint8_t a, std::uint8_t b) {
   return static_cast<std::uint8_t>(((a & 0x77) + (b & 0x77)) ^ ((a ^ b) & 0x88));
 }
 
-/// Returns the ordered-integer forms of two fp4 numbers: their signs inverted, and all bits of negative ones.
+/// Returns the ordered-integer forms of the two fp4 numbers in a byte. The sign bit of a positive number is set, and
+/// all bits of a negative number are inverted.
 SPARSECAST_HD constexpr std::uint8_t ordered_halves(std::uint8_t bits) {
   const int negative = bits & 0x88;
   return static_cast<std::uint8_t>(bits ^ (0x88 | (negative - (negative >> 3))));
 }
 
+/// Returns the bits of two fp4 numbers from their ordered-integer forms: the inverse of ordered_halves.
 SPARSECAST_HD constexpr std::uint8_t halves_from_ordered(std::uint8_t values) {
   const int negative = ~values & 0x88;
   return static_cast<std::uint8_t>(values ^ (0x88 | (negative - (negative >> 3))));
 }
 
-/// Returns the coded word of the steps. The smaller the greater of the two steps is, the smaller is the word's
-/// magnitude.
+/// Returns the coded word of the steps of both halves of a byte. Words of small magnitude stand for steps of which the
+/// greater one is small.
 SPARSECAST_HD constexpr std::uint8_t compute_pair_code(std::uint8_t steps) {
   const int low = ((steps & 15) ^ 8) - 8;
   const int high = (steps >> 4 ^ 8) - 8;
@@ -54,7 +56,7 @@ SPARSECAST_HD constexpr std::uint8_t compute_pair_code(std::uint8_t steps) {
   return static_cast<std::uint8_t>(down ? ~magnitude : magnitude + 1);
 }
 
-/// Returns the steps of a coded word.
+/// Returns the steps of both halves of a byte from their coded word: the inverse of compute_pair_code.
 SPARSECAST_HD constexpr std::uint8_t compute_pair_steps(std::uint8_t coded) {
   int low = 0;
   int high = 0;
@@ -92,8 +94,8 @@ inline constexpr std::array<std::uint8_t, 256> kPairCodes =
 inline constexpr std::array<std::uint8_t, 256> kPairSteps =
     byte_table([](std::uint8_t b) { return compute_pair_steps(b); });
 
-/// Do the same as the two functions above. A host looks the results up; a device computes them, because a look-up is
-/// slow where the threads of a warp need different entries.
+/// Does the same as compute_pair_code. A host looks the result up; a device computes it, because a look-up is slow
+/// where the threads of a warp need different entries.
 SPARSECAST_HD std::uint8_t pair_code(std::uint8_t steps) {
 #if defined(__CUDA_ARCH__)
   return compute_pair_code(steps);
@@ -102,6 +104,7 @@ SPARSECAST_HD std::uint8_t pair_code(std::uint8_t steps) {
 #endif
 }
 
+/// Does the same as compute_pair_steps, by a look-up on a host.
 SPARSECAST_HD std::uint8_t pair_steps(std::uint8_t coded) {
 #if defined(__CUDA_ARCH__)
   return compute_pair_steps(coded);

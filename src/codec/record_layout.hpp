@@ -19,10 +19,11 @@
 
 namespace sparsecast {
 
-/// Returns one zstd frame, or nothing when it would not be smaller than `raw`.
+/// Returns `raw` compressed to one zstd frame, or an empty result when the frame would not be smaller than `raw`.
 Bytes compress_smaller(ConstBytes raw, int level);
 
-/// Decodes exactly `raw_bytes` from one zstd frame; anything else is Error{kCorrupt}. Never produces more.
+/// Returns the content of the zstd frame `stored`. Throws Error{kCorrupt} unless it is exactly one frame with
+/// `raw_bytes` bytes of content; never decompresses more than these.
 Bytes decompress_exact(ConstBytes stored, std::size_t raw_bytes);
 
 }  // namespace sparsecast
@@ -77,24 +78,26 @@ inline void require_zero(ConstBytes bytes, const char* what) {
   }
 }
 
-/// Returns the checksum of a TABLE record: that of its stored bytes, seeded with the checksum of its fixed fields.
+/// Returns the checksum of a TABLE record: the XXH3-64 of its stored bytes, seeded with the XXH3-64 of its fixed
+/// fields.
 inline std::uint64_t table_checksum(ConstBytes fixed, ConstBytes stored) { return xxh3_64(stored, xxh3_64(fixed)); }
 
-/// Checksum of a FRAME record (docs/wire-format.md §2.3) from its fixed fields, the first 56 bytes, and the sum over
-/// the words of its content, which a device adds up in parallel.
+/// Returns the checksum of a FRAME record (docs/wire-format.md §2.3) from `fixed`, its first 56 bytes, and `words`, the
+/// sum over the words of its content (sum_of_frame_words), which a device adds up in parallel.
 inline std::uint64_t frame_checksum(ConstBytes fixed, const StateDigest& words) {
   const auto sum = std::bit_cast<std::array<std::byte, 16>>(std::array{words.value.lo, words.value.hi});
   return xxh3_64(sum, xxh3_64(fixed));
 }
+/// Returns the sum over the 64-bit words of a FRAME record behind its fixed fields (add_frame_word).
 inline StateDigest sum_of_frame_words(ConstBytes record) {
   return digest_span(Hash128{}, DType::kI64, 0, record.subspan(kFramePrefix));
 }
-/// Checksum of a FRAME record, computed from the whole record.
+/// Returns the checksum of a FRAME record, computed from the whole record.
 inline std::uint64_t frame_checksum(ConstBytes record) {
   return frame_checksum(record.first(kFramePrefix - 8), sum_of_frame_words(record));
 }
 
-/// Writes the fixed fields of a FRAME record except its checksum.
+/// Writes the fixed fields of a FRAME record, except the checksum, to the beginning of `record`.
 inline void put_frame_fields(Bytes& record, const FrameHeader& fields) {
   put(record, 0, kFrameMagic);
   put(record, 4, static_cast<std::uint32_t>(pad8(kFramePrefix + fields.stored_bytes)));
@@ -109,7 +112,8 @@ inline void put_frame_fields(Bytes& record, const FrameHeader& fields) {
   put(record, 48, fields.version);
 }
 
-/// Magic, exact size, and the format checks that every fixed record shares.
+/// Throws Error{kCorrupt} unless a record has at least `least` bytes, begins with this magic number, and has the size
+/// that its second field says. `name` is the kind of record, for error messages.
 inline void require_record(ConstBytes record, std::uint32_t magic_number, std::size_t least, const char* name) {
   if (record.size() < least) corrupt(fmt::format("{} record is cut off: {} bytes", name, record.size()));
   if (get<std::uint32_t>(record, 0) != magic_number) corrupt(fmt::format("not a {} record", name));

@@ -14,7 +14,8 @@
 
 namespace sparsecast {
 
-/// Sets kp and returns the bits of the packed part (docs/wire-format.md §5.2).
+/// Chooses the Rice parameter of the gaps of a packed block (docs/wire-format.md §5.2), and sets `kp` to it. Returns
+/// the number of bits that the positions then take.
 inline std::uint64_t choose_kp(const std::uint32_t* positions, const std::uint32_t* gaps, std::uint32_t count,
                                std::uint32_t& kp) {
   const auto bits_with = [&](std::uint32_t k) {
@@ -31,20 +32,21 @@ inline std::uint64_t choose_kp(const std::uint32_t* positions, const std::uint32
   return bits;
 }
 
-/// Writes the tails of the escaped quotients, in order.
+/// Writes the tails of escaped quotients, in order.
 inline void put_escaped_tails(const std::vector<std::uint32_t>& escaped, BitWriter& writer) {
   for (const std::uint32_t quotient : escaped) {
     writer.put(quotient - quotient_of_zeros(quotient_zeros(quotient)), quotient_tail_bits(quotient));
   }
 }
 
-/// Returns the Rice parameter of the gaps between `count` exceptions, whose indices increase; 0 when there are none.
+/// Returns the Rice parameter for the gaps between `count` exceptions, whose indices increase; 0 when there are no
+/// exceptions.
 inline std::uint32_t exceptions_parameter(const std::uint32_t* index, std::uint32_t count) {
   return count == 0 ? 0 : rice_parameter(index[count - 1] + 1 - count, count);
 }
 
-/// Writes the exceptions: their number, the gaps between their indices, and the high bits, not 0, of each. `gaps` is
-/// scratch of `count` entries.
+/// Writes `count` exceptions: their number, the gaps between their indices with Rice parameter `ke`, and for each
+/// exception `high`, its magnitude without low bits, which is not 0. `gaps` is scratch memory of `count` entries.
 template <class Word>
 void put_exceptions(const std::uint32_t* index, std::uint32_t count, std::uint32_t ke, const Word* high,
                     std::uint32_t* gaps, BitWriter& writer) {

@@ -9,23 +9,26 @@
 
 namespace sparsecast::cpu {
 
-/// Entries that list_ones() may write beyond the requested ones, because it works through many bits at a time.
+/// Number of entries that list_ones() may write beyond the requested ones, because it works through many bits at a
+/// time.
 inline constexpr std::size_t kOnesSlack = 512 + 64;
 
-/// Lists the places of the first `count` ones from bit `begin` of the string on, relative to it, in order, and returns
-/// their number, which is less than `count` only where the string ends.
+/// Finds the first `count` one bits of the string `bytes` from bit `begin` on. Writes their positions relative to
+/// `begin`, in order, to `places`, and returns their number. The number is less than `count` only where the string
+/// ends.
 std::uint32_t list_ones(std::span<const std::byte> bytes, std::uint64_t begin, std::uint32_t count,
                         std::uint32_t* places);
 
-/// Returns the number of ones in a string of whole 4-byte units.
+/// Returns the number of one bits in a string of whole 4-byte units.
 std::uint64_t count_ones(std::span<const std::byte> bytes);
 
-/// Turns magnitudes, below half the range of their words, into coded words (ulp_from_magnitude): bit i of `signs` says
-/// whether word i is negative. Returns false if one does not fit.
+/// Turns `count` magnitudes in `words` into coded words (ulp_from_magnitude), in place; bit i of `signs` says whether
+/// word i is negative. Returns true when all magnitudes are below half the range of a word of `element_bytes` bytes, as
+/// they must be, and false when one is not.
 bool sign_magnitudes(std::span<const std::byte> signs, std::uint32_t count, std::size_t element_bytes, void* words);
 
-/// Reads `count` fields of `width` bits, fewer than a word of `element_bytes` bytes has, from `bit` on; the string must
-/// hold all fields.
+/// Reads `count` fields of `width` bits, one after another from bit `bit` of the string on, into words of
+/// `element_bytes` bytes, which have more than `width` bits. The string must hold all fields.
 void read_fields(std::span<const std::byte> bytes, std::uint64_t bit, std::uint32_t count, std::uint32_t width,
                  std::size_t element_bytes, void* words);
 

@@ -12,23 +12,26 @@
 
 namespace sparsecast::cpu {
 
-/// Number of words that code_changed() may write beyond the words that it lists.
+/// Number of words that code_changed() and gather_marked() may write beyond the words that they return.
 inline constexpr std::size_t kCodedSlack = 64;
+/// Number of bytes that code_changed() may write beyond the bitmap.
 inline constexpr std::size_t kBitmapSlack = 8;
 
-/// Lists the coded words (docs/wire-format.md §4.2) of the elements that differ between two arrays of any alignment,
-/// words of `element_bytes` bytes, and, unless null, their bits before and after, and a bitmap (§4.1) of `count` bits.
-/// Returns their number; may write up to kCodedSlack words, and kBitmapSlack bytes of the bitmap, beyond.
+/// Finds the elements that differ between two arrays of `count` elements of `element_bytes` bytes, at any alignment.
+/// Writes their coded words (docs/wire-format.md §4.2) to `coded` and, unless these are null, their bits in `old` to
+/// `before`, their bits in `current` to `after`, and a bitmap (§4.1) of `count` bits to `bitmap`. Returns the number of
+/// these elements. May write up to kCodedSlack words more, and kBitmapSlack bytes beyond the bitmap.
 std::uint32_t code_changed(const std::byte* current, const std::byte* old, std::uint32_t count,
                            std::size_t element_bytes, ValueCodec values, UlpOrder order, void* coded, void* before,
                            void* after, std::byte* bitmap);
 
-/// Writes the bits of elements of `element_bytes` bytes after their coded words are applied, or with `inverse` undone.
+/// Writes to `after` the bits of `count` elements of `element_bytes` bytes after their coded words are applied to
+/// `before`, or with `inverse` undone.
 void advance_words(const void* before, const void* coded, std::uint32_t count, std::size_t element_bytes,
                    ValueCodec values, UlpOrder order, bool inverse, void* after);
 
-/// Lists the elements that are set in a bitmap (§4.1), out of `count` elements of `element_bytes` bytes, of any
-/// alignment. Returns their number; may write up to kCodedSlack words beyond.
+/// Copies to `out` those of `count` elements of `element_bytes` bytes, at any alignment, whose bit in `bitmap` (§4.1)
+/// is set, one after another. Returns their number; may write up to kCodedSlack words more.
 std::uint32_t gather_marked(const std::byte* words, const std::byte* bitmap, std::uint32_t count,
                             std::size_t element_bytes, void* out);
 

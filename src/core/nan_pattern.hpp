@@ -17,7 +17,7 @@ struct NanPattern {
   /// Greatest magnitude that is not a NaN; all ones in a dtype without NaNs.
   std::uint64_t greatest = ~std::uint64_t{0};
   std::uint64_t fill =
-      0;  ///< Positive and quiet, so that no conversion on the way to a masked copy turns it into a number.
+      0;  ///< Bits of a positive quiet NaN, which no conversion on the way to a masked copy turns into a number.
 };
 
 constexpr NanPattern nan_pattern(DType dtype) {
