@@ -23,8 +23,8 @@ std::uint32_t list_ones(std::span<const std::byte> bytes, std::uint64_t begin, s
 std::uint64_t count_ones(std::span<const std::byte> bytes);
 
 /// Turns `count` magnitudes in `words` into coded words (ulp_from_magnitude), in place; bit i of `signs` says whether
-/// word i is negative. Returns true when all magnitudes are below half the range of a word of `element_bytes` bytes, as
-/// they must be, and false when one is not.
+/// word i is negative. The magnitudes must be below half the range of a word of `element_bytes` bytes. Returns true
+/// when all coded words fit, and false when one does not: the greatest magnitude with a positive sign.
 bool sign_magnitudes(std::span<const std::byte> signs, std::uint32_t count, std::size_t element_bytes, void* words);
 
 /// Reads `count` fields of `width` bits, one after another from bit `bit` of the string on, into words of

@@ -16,25 +16,27 @@ namespace sparsecast {
 
 /// Limits of one broadcast. A receiver refuses a broadcast above them before it allocates memory.
 struct WireLimits {
-  std::uint64_t piece_bytes = std::uint64_t{1} << 30;  ///< Most bytes of one message, at most 2^30: MPI counts are int.
+  /// Maximum bytes of one message, at most 2^30, because MPI counts are int.
+  std::uint64_t piece_bytes = std::uint64_t{1} << 30;
   std::uint64_t max_records = std::uint64_t{1} << 22;
-  std::uint64_t max_bytes = std::uint64_t{1} << 40;  ///< Most bytes of all records together.
+  std::uint64_t max_bytes = std::uint64_t{1} << 40;  ///< Maximum bytes of all records together.
 };
 
-/// The first message of a broadcast has a fixed size, so that a receiver needs to know nothing before. It holds a mark,
-/// the number of records, the sum of their sizes, and as many sizes as fit. The other sizes follow in separate
-/// messages. MPI sends 512 bytes without first asking the receivers (eagerly).
+/// Number of words in an Opening before the record sizes: a mark, the number of records, and the sum of their sizes.
 inline constexpr std::size_t kOpeningFields = 3;
+/// Number of record sizes that an Opening has room for; other sizes follow in separate messages.
 inline constexpr std::size_t kOpeningSizes = 61;
+/// First message of a broadcast. It has a fixed size, so that a receiver needs to know nothing before. Its 512 bytes
+/// are few enough for MPI to send them without first asking the receivers (eagerly).
 using Opening = std::array<std::uint64_t, kOpeningFields + kOpeningSizes>;
 
 Opening pack_opening(std::span<const std::uint64_t> sizes);
 
-/// Returns the sizes of all records. Sizes that do not fit in the opening are still zero. Throws Error{kCorrupt} for
-/// anything over the limits.
+/// Returns one size per record of a broadcast. Sizes that do not fit in the opening are zero, and the caller fills them
+/// in. Throws Error{kCorrupt} for anything over the limits.
 std::vector<std::uint64_t> parse_opening(const Opening& opening, const WireLimits& limits);
 
-/// Throws Error{kCorrupt} unless the completed sizes add up to the sum in the opening.
+/// Throws Error{kCorrupt} unless `sizes`, those of all records, add up to the sum in the opening.
 void check_sizes(const Opening& opening, std::span<const std::uint64_t> sizes);
 
 /// Bytes [offset, offset + bytes) of a record.
@@ -45,14 +47,15 @@ struct RecordPiece {
   friend bool operator==(const RecordPiece&, const RecordPiece&) = default;
 };
 
-/// One message: a single piece, sent and received in place in its record, or many small records joined.
+/// One message of a broadcast: a single piece, which is sent and received in place in its record, or many small records
+/// joined.
 struct Message {
   std::vector<RecordPiece> pieces;
   std::uint64_t bytes = 0;
 };
 
-/// Cuts records of the given sizes into messages, in order. Runs of small records are joined; a large one goes alone,
-/// in pieces when it is longer than `piece_bytes`. Empty records need no message.
+/// Cuts records of the given sizes into messages, in order. Runs of small records are joined. A large record goes
+/// alone, in pieces when it is longer than `piece_bytes`. Empty records need no message.
 class MessageCutter {
  public:
   MessageCutter(std::span<const std::uint64_t> sizes, std::uint64_t piece_bytes);

@@ -30,15 +30,16 @@ Value value_of(const Bytes& body, const std::string& peer) {
   return value;
 }
 
-/// Returns the concatenated blobs without their sizes. For a reduce whose readers know which ranks contribute.
+/// Returns the blobs one after another, without their sizes. For a ControlChannel::reduce whose readers know which
+/// ranks contribute how many bytes.
 inline Bytes concatenate(const std::vector<Bytes>& blobs) {
   Bytes joined;
   for (const Bytes& blob : blobs) joined.insert(joined.end(), blob.begin(), blob.end());
   return joined;
 }
 
-/// Concatenates the blobs of all ranks. Each blob must be one value or empty; otherwise throws Error{kCorrupt} naming
-/// the rank.
+/// Returns the blobs of all ranks one after another, after checking that each is one Value or empty. Throws
+/// Error{kCorrupt} that names the rank of any other blob.
 template <class Value>
 Bytes join_values(const std::vector<Bytes>& blobs) {
   for (std::size_t r = 0; r < blobs.size(); ++r) {
@@ -47,7 +48,8 @@ Bytes join_values(const std::vector<Bytes>& blobs) {
   return concatenate(blobs);
 }
 
-/// Splits the message of join_values back into its values. Throws Error{kCorrupt} unless there are `count`.
+/// Returns the `count` values in a message that join_values() has made. Throws Error{kCorrupt} when the message has
+/// another size.
 template <class Value>
 std::vector<Value> values_of(const Bytes& joined, std::size_t count) {
   std::vector<Value> values(count);
@@ -71,8 +73,8 @@ inline Bytes join_blobs(const std::vector<Bytes>& blobs) {
   return joined;
 }
 
-/// Splits the message of join_blobs back into the blobs of `size` ranks. Throws Error{kCorrupt} that names `peer` when
-/// the sizes do not add up to the length of the message.
+/// Returns the blobs of `size` ranks in a message that join_blobs() has made. Throws Error{kCorrupt} that names `peer`,
+/// the sender, when the sizes do not add up to the length of the message.
 inline std::vector<Bytes> cut_blobs(std::span<const std::byte> joined, int size, const std::string& peer) {
   const std::size_t ranks = static_cast<std::size_t>(size);
   const Error wrong(ErrorCode::kCorrupt, "sent parts whose sizes do not add up", peer);

@@ -26,47 +26,51 @@
 
 namespace sparsecast {
 
-/// Longest interval at which a wait calls CancellationToken::check_parent().
+/// Maximum time between two calls of CancellationToken::check_parent() during a wait.
 inline constexpr std::chrono::seconds kParentCheckInterval{1};
 
+/// Cancels the calls of a control channel. One thread at a time is in a call; any thread may cancel.
 class CancellationToken {
  public:
-  /// `any_thread`: every thread that cancels may handle the cancellation itself, not only the thread of the calls.
-  /// Throws Error{kIo} when there is no file descriptor left.
+  /// With `any_thread`, every thread that cancels may handle the cancellation itself; without it, only the thread that
+  /// makes the calls may. Throws Error{kIo} when there is no file descriptor left.
   explicit CancellationToken(bool any_thread);
   ~CancellationToken();
   CancellationToken(const CancellationToken&) = delete;
   CancellationToken& operator=(const CancellationToken&) = delete;
 
-  /// Begins a call on the calling thread, after waiting for a short call of another thread to end. Returns false if a
-  /// thread is already in a call, and in a forked child. After each success, end_call() must be called.
+  /// Begins a call on the calling thread, after waiting for a short call of another thread to end, and returns true.
+  /// Returns false when a thread is already in a call, and in a forked child. After true, end_call() must be called.
   bool begin_call();
-  /// Begins a short call, which must not block. Returns false at once if a thread is in any call. After each success,
-  /// end_call() must be called. In a forked child, this function and request_cancel() do nothing.
+  /// Begins a short call, which must not block, and returns true. Returns false at once when a thread is in any call.
+  /// After true, end_call() must be called. In a forked child, this function and request_cancel() do nothing and return
+  /// false.
   bool begin_short_call();
-  /// Cancels the current and all later calls, from any thread. Returns true if no thread is in a call and the calling
-  /// thread may handle the cancellation. It is then in a short call, and must handle the reason and call end_call().
+  /// Cancels the current and all later calls, from any thread. Returns true when no thread is in a call and the calling
+  /// thread may handle the cancellation. The calling thread is then in a short call: it must tell the other ranks the
+  /// reason, and call end_call().
   bool request_cancel(const std::string& reason);
-  /// Process to which the calls belong.
+  /// Returns the mark of the process that made the token, in which alone calls are possible.
   const ProcessMark& process() const noexcept { return process_; }
-  /// Returns the reason of the cancellation, or nothing before one.
+  /// Returns the reason of the cancellation; nullopt while there has been none.
   std::optional<std::string> cancel_reason() const;
 
   // The functions below are called by the thread that is in a call.
 
-  /// Ends the call and returns nothing. But if a cancellation is not handled yet, returns its reason and does not end
-  /// the call: the thread must then handle the reason, call mark_handled(), and call end_call() again.
+  /// Ends the call and returns nullopt. When a cancellation is not handled yet, does not end the call and returns the
+  /// reason instead. The thread must then tell the other ranks the reason, call mark_handled(), and call end_call()
+  /// again.
   std::optional<std::string> end_call();
-  /// Throws Error{kPeerFailed} with the reason once the token is cancelled, and when the thread is interrupted
-  /// (core/interrupt.hpp); does nothing while suspended.
+  /// Throws Error{kPeerFailed} with the reason once the token is cancelled, and when interrupted() (core/interrupt.hpp)
+  /// is true. Does nothing while cancellation is suspended.
   void check() const;
   /// Throws Error{kPeerFailed} with the parent's reason once the parent (set_parent) has failed; does nothing while
-  /// suspended. Costs more than check(), so waits call it less often.
+  /// cancellation is suspended. Costs more than check(), so waits call it less often.
   void check_parent() const;
-  /// Sets the function that returns why the parent channel has failed, or nothing while it has not.
+  /// Sets the function that returns why the parent channel has failed; nullopt while it has not.
   void set_parent(std::function<std::optional<std::string>()> reason) { parent_reason_ = std::move(reason); }
-  /// Returns a descriptor for poll(2) that is readable when check() would throw; -1, which poll(2) ignores, while
-  /// suspended.
+  /// Returns a file descriptor for poll(2) that is readable once the token is cancelled; -1, which poll(2) ignores,
+  /// while cancellation is suspended.
   int descriptor() const noexcept { return enabled_ ? descriptor_ : -1; }
   /// Suspends cancellation while messages are sent that must get through: a decision, or the reason of a failure.
   void suspend() noexcept { enabled_ = false; }
@@ -78,20 +82,21 @@ class CancellationToken {
   const ProcessMark process_;
   const bool any_thread_;
   std::function<std::optional<std::string>()> parent_reason_;
-  int descriptor_ = -1;  ///< eventfd(2).
+  int descriptor_ = -1;  ///< Descriptor of an eventfd(2) that becomes readable when the token is cancelled.
   std::atomic<bool> cancelled_{false};
-  bool enabled_ = true;  ///< Used only by the thread in a call, as is `handled_`.
+  /// False while cancellation is suspended. Used only by the thread in a call, as is `handled_`.
+  bool enabled_ = true;
   bool handled_ = false;
 
-  mutable std::mutex mutex_;  ///< Guards the members below.
+  mutable std::mutex mutex_;  ///< Guards the members from here to the end.
   enum class State { kIdle, kInCall, kInShortCall } state_ = State::kIdle;
   std::condition_variable idle_;
-  std::thread::id last_;  ///< Thread of the last call.
+  std::thread::id last_;  ///< Thread that made the last call.
   std::optional<std::string> reason_;
 };
 
-/// Throws Error{kPeerFailed} once `token` is cancelled or the thread is interrupted. A null token only checks for
-/// interrupts.
+/// Throws Error{kPeerFailed} once `token` is cancelled, or when interrupted() is true. With a null token, checks only
+/// the latter.
 inline void check_cancelled(const CancellationToken* token) { token != nullptr ? token->check() : check_interrupt(); }
 
 }  // namespace sparsecast

@@ -16,9 +16,9 @@
 namespace sparsecast {
 
 enum class MessageType : std::uint32_t {
-  kStart = 1,     ///< Hub: the group is complete.
-  kBlob = 2,      ///< Member: one rank's part of all_gather.
-  kGathered = 3,  ///< Hub: the parts of all ranks.
+  kStart = 1,     ///< From the hub: the group is complete.
+  kBlob = 2,      ///< From a member: its part of all_gather.
+  kGathered = 3,  ///< From the hub: the parts of all ranks.
   kBroadcast = 4,
   kVote = 5,
   kDecision = 6,
@@ -26,7 +26,7 @@ enum class MessageType : std::uint32_t {
   /// reason (abort_body).
   kAbort = 7,
   kLeave = 8,   ///< From the hub or a member: the sender has done its part and closes in good order.
-  kReduce = 9,  ///< Member: one rank's part of reduce. Hub: the result of all parts.
+  kReduce = 9,  ///< From a member: its part of reduce. From the hub: the result of all parts.
 };
 
 const char* to_string(MessageType type);
@@ -48,24 +48,26 @@ class Link {
   virtual const std::string& name() const noexcept = 0;
   /// Sends one message. Throws Error{kTimeout | kPeerFailed}.
   virtual void send(MessageType type, std::span<const std::byte> body, Deadline deadline) = 0;
-  /// Returns the next message; polls at least once. Throws Error{kTimeout | kPeerFailed | kCorrupt}. If one of `others`
-  /// (links of the same kind, or null) reports a failure meanwhile, throws its reason, but never as kTimeout.
+  /// Returns the next message; polls at least once. Throws Error{kTimeout | kPeerFailed | kCorrupt}. `others` are other
+  /// links of the same kind, or null. When the peer of one of them reports a failure meanwhile, throws the reason of
+  /// that failure, but never as kTimeout.
   virtual ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) = 0;
-  /// Returns why the peer has given up or is gone, or nothing while it may still answer. Does not wait; messages that
-  /// it reads are kept for receive(). A peer that has left in good order has done its part of the running collective,
-  /// which gets a short time to end.
+  /// Returns why the peer has given up or is gone; nullopt while it may still answer. Does not wait; messages that this
+  /// reads are kept for receive(). A peer that has left in good order has done its part of the running collective; it
+  /// counts as gone only after a short time, in which the collective may end.
   virtual std::optional<std::string> given_up() = 0;
-  /// Waits until the peer has received everything sent, or until the deadline. Called after the last send.
+  /// Waits until the peer has received all sent messages, or until the deadline. Called after the last send().
   virtual void linger(Deadline deadline) noexcept = 0;
 
-  /// Makes waits of this link end when `token` is cancelled. The token outlives the link.
+  /// Makes waits of this link end when `token` is cancelled. The token must outlive the link.
   void set_cancellation(const CancellationToken& token) noexcept { token_ = &token; }
 
  protected:
-  /// Throws if the calls of the link's group are cancelled or the thread is interrupted. Called at least once per
-  /// kInterruptInterval during a wait.
+  /// Throws Error{kPeerFailed} when the calls of the link's group are cancelled, or interrupted() is true. Called at
+  /// least once per kInterruptInterval during a wait.
   void check_cancelled() const { sparsecast::check_cancelled(token_); }
-  /// Throws if the parent of the link's group has failed. Called at least once per kParentCheckInterval during a wait.
+  /// Throws Error{kPeerFailed} when the parent of the link's group has failed. Called at least once per
+  /// kParentCheckInterval during a wait.
   void check_parent() const {
     if (token_ != nullptr) token_->check_parent();
   }
@@ -75,16 +77,19 @@ class Link {
   const CancellationToken* token_ = nullptr;
 };
 
-/// Encode and decode the body of a kAbort message. Only kTimeout and kGroupMismatch concern every rank alike and keep
+/// Returns the body of a kAbort message for an error. Only kTimeout and kGroupMismatch concern every rank and keep
 /// their code; every other error arrives as kPeerFailed.
 Bytes abort_body(const Error& error);
+/// Returns the error in a kAbort message.
 Error abort_of(const ControlMessage& message);
-/// Returns the first kAbort among the waiting messages, or null.
+/// Returns the first kAbort message among `waiting`, or null.
 const ControlMessage* find_abort(const std::deque<ControlMessage>& waiting);
-/// Throws the reason of a kAbort among the waiting messages of peer `name`, while another peer is waited for.
+/// Throws the error of a kAbort message among `waiting`, the messages from the peer `name`; returns when there is none.
+/// For waits for another peer.
 void throw_if_aborted(const std::deque<ControlMessage>& waiting, const std::string& name);
 
-/// Returns text from a peer for logs: cut to a bounded length, with non-printable characters replaced.
+/// Returns text from a peer in a form that is safe in logs: cut to a bounded length, with non-printable characters
+/// replaced.
 std::string printable(std::span<const std::byte> text);
 
 }  // namespace sparsecast

@@ -34,11 +34,11 @@ struct SplitChoice {
   std::int32_t key = 0;
 };
 
-/// Returns the ranks of `color`, ordered by key, then by rank.
+/// Returns the ranks that chose `color`, ordered by key, then by rank. `choices` has the choice of each rank.
 std::vector<int> ranks_of_color(const std::vector<SplitChoice>& choices, int color);
 
-/// Live children of a control channel, made by split(). When the channel gives up, its children give up, too.
-/// Thread-safe.
+/// The children of a control channel, made by split(), that still exist. When the channel gives up, its children give
+/// up, too. Thread-safe.
 class ChildChannels {
  public:
   /// Adds a child and returns it. If the parent has already given up, the child gives up at once.
@@ -52,16 +52,20 @@ class ChildChannels {
   std::vector<std::weak_ptr<ControlChannel>> parts_;
 };
 
-/// Time to deliver the reason of a failure to a peer before its connection closes.
+/// Maximum time for which a rank waits until a peer has received the reason of a failure, before it closes the
+/// connection.
 inline constexpr std::chrono::milliseconds kLingerTimeout{200};
 
-/// Returns when the hub ends a step: before `deadline`, so that its error still reaches the other ranks in time.
+/// Returns the time at which the hub ends a step: a little before `deadline`, so that the hub's error still reaches the
+/// other ranks in time.
 Deadline close_of_step(Deadline deadline);
 
+/// Collectives of one rank of a control channel, over links to the hub or to the members.
 class StarGroup {
  public:
   /// Creates a group without links. `who` begins the context of every error: "rendezvous". If `any_thread` is true, any
-  /// thread may send on the links, and abort() tells the peers itself; otherwise the next call does.
+  /// thread may send on the links, and abort() tells the peers itself. If it is false, the next call of the thread that
+  /// uses the group tells them.
   StarGroup(std::string who, int rank, int size, std::uint64_t max_blob_bytes, bool any_thread);
   ~StarGroup();
   StarGroup(const StarGroup&) = delete;
@@ -71,11 +75,13 @@ class StarGroup {
   int size() const noexcept { return size_; }
   std::uint64_t max_blob_bytes() const noexcept { return max_blob_bytes_; }
   const std::optional<std::string>& broken() const noexcept { return broken_; }
-  /// Returns the longest body that this rank may receive: a member gets all parts at once, the hub one at a time.
+  /// Returns the maximum bytes of a message body that this rank may receive: a member gets the parts of all ranks at
+  /// once, the hub one part at a time.
   std::uint64_t max_body_bytes() const noexcept;
 
-  /// Set the links. The hub has a link to each of ranks 1 to size - 1, indexed by rank; a member has a link to the hub.
+  /// Sets the links of the hub: one to each of ranks 1 to size - 1, indexed by rank.
   void connect_members(std::vector<std::unique_ptr<Link>> members);
+  /// Sets the link of a member to the hub.
   void connect_hub(std::unique_ptr<Link> hub);
 
   // Implement ControlChannel. Any thread may call abort() at any time; the other functions may be called by one thread
@@ -86,22 +92,22 @@ class StarGroup {
   int agree(int status, int coordinator, Deadline deadline);
   void abort(const std::string& reason) noexcept;
   std::optional<std::string> aborted() noexcept;
-  /// Makes this group a child of another one. whole() returns why the parent is broken, or nothing; waiting calls check
-  /// it at intervals.
+  /// Makes this group a child of another group. whole() returns why the parent is broken; nullopt while it is not.
+  /// Waiting calls check it at intervals.
   void set_parent(std::function<std::optional<std::string>()> whole) { token_.set_parent(std::move(whole)); }
   /// Tells every peer that this rank has done its part, unless the group is broken. Called before destruction.
   void send_close(Deadline deadline) noexcept;
-  /// Tells the peers of an abort() that was left to the next call. Called before destruction.
+  /// Tells the peers of an earlier abort() that was left to the next call. Called before destruction.
   void settle_abort() noexcept;
 
-  /// Sends a message on every link. Tries all of them, then throws the first failure, unless the message is a kAbort.
+  /// Sends a message on every link. After trying all links, throws the first failure, unless the message is a kAbort.
   void tell_all(MessageType type, std::span<const std::byte> body, Deadline deadline);
   /// Returns the body of the peer's next message, which must be of type `type`. `others` is as in Link::receive.
   static Bytes expect(Link& peer, MessageType type, Deadline deadline,
                       std::span<const std::unique_ptr<Link>> others = {});
 
  private:
-  /// Ends the call of the token at the end of a scope.
+  /// Scope of one call: its destructor calls leave().
   struct CallScope {
     StarGroup& star;
     ~CallScope() { star.leave(); }
@@ -110,12 +116,14 @@ class StarGroup {
   std::string context(const char* phase) const;
   template <class Body>
   auto guard(const char* phase, const Body& body);
-  /// Ends the call of the token, and handles a cancellation that was requested meanwhile.
+  /// Ends the call of the cancellation token, and tells the peers of a cancellation that was requested meanwhile.
   void leave() noexcept;
   void break_with(const Error& error) noexcept;
-  /// Returns a message from every member. If some members are silent, the error names them, at most 20.
+  /// Returns the body of one message of this type from every member, by rank. When members are silent at the deadline,
+  /// throws Error{kTimeout} that names them, at most 20.
   std::vector<Bytes> collect(MessageType type, Deadline deadline);
-  /// Returns the blobs of all ranks on the hub. Throws Error{kUsage} for a blob that is too large.
+  /// Returns, on the hub, the blobs of all ranks, its `own` included. Throws Error{kUsage} for a blob that is too
+  /// large.
   std::vector<Bytes> collect_blobs(MessageType type, std::span<const std::byte> own, Deadline deadline);
   void require_blob(std::span<const std::byte> own) const;
   void deliver_decision(std::int32_t worst, int decided_by, Deadline deadline);
@@ -127,8 +135,8 @@ class StarGroup {
   int size_;
   std::uint64_t max_blob_bytes_;
   CancellationToken token_;
-  std::vector<std::unique_ptr<Link>> members_;  ///< Hub: links by rank; null for rank 0.
-  std::unique_ptr<Link> hub_;                   ///< Members: link to the hub.
+  std::vector<std::unique_ptr<Link>> members_;  ///< On the hub: the links to the members, by rank; null for rank 0.
+  std::unique_ptr<Link> hub_;                   ///< On a member: the link to the hub.
   std::optional<std::string> broken_;
 };
 

@@ -15,14 +15,15 @@
 
 namespace sparsecast {
 
-/// Requests in flight, with all memory that they use. A derived type holds the buffers.
+/// MPI requests in flight, with all memory that they use. A derived type owns the buffers.
 struct MpiOperation {
   MpiOperation() = default;
   virtual ~MpiOperation() = default;
   MpiOperation(const MpiOperation&) = delete;
   MpiOperation& operator=(const MpiOperation&) = delete;
 
-  /// Appends a request and returns it; the pointer is valid until the next call.
+  /// Appends an empty request, and returns a pointer to it for an MPI call. The pointer is valid until the next call of
+  /// add().
   MPI_Request* add() {
     requests.push_back(MPI_REQUEST_NULL);
     return &requests.back();
@@ -31,20 +32,21 @@ struct MpiOperation {
   MpiOperation* next_abandoned = nullptr;
 };
 
-/// Way of waiting. A waiting rank polls at first, then yields, because there are often more ranks than cores.
+/// What a rank waits for, which decides how it polls. A waiting rank polls at first, then yields, because there are
+/// often more ranks than cores.
 enum class Pace {
   kMoving,  ///< Data is being transferred, which MPI does only while it is polled.
   kIdle,    ///< A peer is computing and should get the core.
 };
 
-/// Polls until all requests are complete or the deadline has passed; polls at least once. Returns true when all are
-/// complete. Throws Error{kPeerFailed} if MPI reports an error. Calls look_up() between polls, and throws what it
-/// throws.
+/// Polls until all requests are complete or the deadline has passed; polls at least once. Returns true when all
+/// requests are complete, and false at the deadline. Throws Error{kPeerFailed} if MPI reports an error. Calls
+/// look_up(), if given, between polls, and throws what it throws.
 bool wait_all(MpiOperation& operation, Deadline deadline, Pace pace, const std::function<void()>& look_up = {});
-/// Polls requests[index] once. Returns true if it is complete.
+/// Polls request number `index` of the operation once. Returns true when the request is complete.
 bool test_one(MpiOperation& operation, std::size_t index);
 
-/// Pause between two polls, which grows with the time waited.
+/// Makes the pauses between the polls of one wait, which grow with the time waited.
 class Backoff {
  public:
   explicit Backoff(Pace pace);
@@ -56,17 +58,18 @@ class Backoff {
   std::chrono::microseconds sleep_{0};
 };
 
-/// Throws Error{kUsage} before MPI_Init and after MPI_Finalize.
+/// Throws Error{kUsage} before MPI_Init and after MPI_Finalize. `who` names the caller in the error.
 void require_running_mpi(const char* who);
 
-/// Throws Error{kPeerFailed} with MPI's error text unless `code` is MPI_SUCCESS.
+/// Throws Error{kPeerFailed} with MPI's error text unless `code`, the result of the MPI function `call`, is
+/// MPI_SUCCESS.
 void check_mpi(int code, const char* call);
 
 /// Keeps an operation alive until the process ends, because its requests may still be running.
 void abandon(std::unique_ptr<MpiOperation> operation) noexcept;
 
-/// A duplicated communicator, shared by a control channel, its parts, and the transport over it. Each control channel
-/// uses a different tag.
+/// A duplicated MPI communicator. A control channel, the channels that split() makes from it, and the transport over it
+/// share the communicator; each control channel uses a different tag.
 class MpiCommunicator {
  public:
   /// Duplicates `parent`, collectively: all of its ranks must call it. Throws Error{kTimeout | kPeerFailed}.
@@ -82,7 +85,8 @@ class MpiCommunicator {
   void leave_behind() noexcept { left_ = true; }
 
   static constexpr int kTransportTag = 0;
-  int next_tag = 1;  ///< First tag that this rank has not used. A new part uses the largest next_tag of its ranks.
+  /// First tag that this rank has not used. A channel made by split() gets the largest next_tag of its ranks.
+  int next_tag = 1;
 
  private:
   MPI_Comm communicator_ = MPI_COMM_NULL;
@@ -92,10 +96,12 @@ class MpiCommunicator {
   ProcessMark process_;
 };
 
-/// Returns the communicator of a control channel over all of its ranks; null for any other channel.
+/// Returns the communicator of an MPI control channel that has all ranks of the communicator; null for any other
+/// control channel.
 std::shared_ptr<MpiCommunicator> communicator_of(const ControlChannel& control);
 
-/// Creates an MPI transport with other limits than the default; every rank must give the same `piece_bytes`.
+/// Creates an MPI transport over `control` with limits of the caller's own. Every rank must give the same
+/// `piece_bytes`.
 std::unique_ptr<Transport> make_mpi_transport(std::shared_ptr<ControlChannel> control, const WireLimits& limits);
 
 }  // namespace sparsecast

@@ -20,7 +20,7 @@ namespace sparsecast {
 
 inline constexpr std::uint32_t kNcclChannelProtocol = 1;
 
-/// One rank's entry in the table. Text fields are padded with zeros.
+/// What one rank tells all ranks about itself when a group forms. Text fields are padded with zeros.
 struct NcclRankInfo {
   std::uint32_t protocol = kNcclChannelProtocol;
   std::int32_t nccl_version = 0;
@@ -28,42 +28,44 @@ struct NcclRankInfo {
   std::uint32_t can_register = 0;
   std::uint32_t can_configure = 0;  ///< Not 0 if the library has ncclBroadcastConfig.
   std::uint32_t can_suspend = 0;
-  std::int32_t max_ctas = 0;  ///< This and the next two fields are as in NcclOptions.
+  std::int32_t max_ctas = 0;  ///< NcclOptions::max_ctas; the next two fields are those of NcclOptions, too.
   std::int32_t broadcast_ctas = 0;
   std::uint32_t suspend_between_rounds = 0;
   std::uint32_t can_init_scalable = 0;
   std::uint32_t can_shrink = 0;  ///< Not 0 if the old communicator still exists and the library has ncclCommShrink.
   std::uint32_t can_grow = 0;    ///< Not 0 if the library has ncclCommGrow and the old communicator, if any, is intact.
-  std::uint64_t old_channel = 0;  ///< Number of the old group; 0 on a rank that joins.
-  std::uint64_t nonce = 0;        ///< Random, so that two groups of the same ranks have different numbers.
+  std::uint64_t old_channel = 0;  ///< Number of the old group (FormationPlan::channel); 0 on a rank that joins.
+  std::uint64_t nonce = 0;        ///< Random number, so that two groups of the same ranks have different numbers.
   std::int32_t old_rank = -1;
   std::int32_t old_size = 0;
-  std::array<char, 48> device{};     ///< UUID of the device.
-  std::array<char, 64> host_id{};    ///< NCCL_HOSTID, which lets ranks share a device.
-  std::array<char, 768> settings{};  ///< NCCL's environment variables that must not differ, as "NAME=value ".
+  std::array<char, 48> device{};   ///< UUID of the device.
+  std::array<char, 64> host_id{};  ///< Value of NCCL_HOSTID, which lets ranks share a device.
+  /// NCCL's environment variables that must be equal on all ranks, each as "NAME=value ".
+  std::array<char, 768> settings{};
 };
 
 enum class Formation { kInit, kInitScalable, kShrink, kGrow };
 
+/// How the ranks of a group make its NCCL communicator, the same on every rank.
 struct FormationPlan {
   Formation formation = Formation::kInit;
   bool registered = false;
-  bool configured = false;  ///< Every rank can configure broadcasts.
+  bool configured = false;  ///< Whether every rank can configure broadcasts (ncclBroadcastConfig).
   bool suspends = false;
-  std::vector<int> lost;      ///< kShrink: the ranks of the old communicator that are left out.
-  std::vector<int> roots;     ///< Ranks that create a unique id.
+  std::vector<int> lost;      ///< For kShrink: the ranks of the old communicator that are left out.
+  std::vector<int> roots;     ///< Ranks that each create a unique id of NCCL.
   std::uint64_t channel = 0;  ///< Number of the new group, the same on every rank.
 };
 
 const char* to_string(Formation formation);
 
-/// Returns the environment variables that must be the same on every rank, with their values in this process.
+/// Returns NCCL's environment variables that must be the same on every rank, with their values in this process.
 std::string nccl_settings();
 /// Returns, as "NAME=value", every environment variable that is set and concerns NCCL or the choice of devices.
 std::vector<std::string> relevant_environment();
 
-/// Parses the message of one rank. Throws Error{kGroupMismatch} if its length is wrong, which means another version of
-/// sparsecast.
+/// Returns the Value that the message of a rank consists of. Throws Error{kGroupMismatch} that names `rank` when the
+/// message has another length, which means another version of sparsecast.
 template <class Value>
 Value value_of_rank(std::span<const std::byte> bytes, std::size_t rank) {
   Value value;
@@ -76,16 +78,16 @@ Value value_of_rank(std::span<const std::byte> bytes, std::size_t rank) {
   return value;
 }
 
-/// Parses the messages of all ranks, in the order of ranks.
+/// Returns the rank infos in the messages of all ranks, in the order of ranks; throws as value_of_rank does.
 std::vector<NcclRankInfo> parse_rank_infos(const std::vector<Bytes>& all);
-/// Throws Error{kGroupMismatch}, naming two ranks and what differs, unless all ranks agree. There must be at least one
-/// rank.
+/// Throws Error{kGroupMismatch}, which names two ranks and what differs between them, unless all ranks agree. There
+/// must be at least one rank.
 void check_rank_infos(const std::vector<NcclRankInfo>& rank_infos);
 FormationPlan plan_formation(const std::vector<NcclRankInfo>& rank_infos);
 
-/// Encodes the plan, which one rank makes for all.
+/// Returns a plan, which one rank makes for all ranks, as bytes.
 Bytes pack_formation(const FormationPlan& plan);
-/// Decodes the output of pack_formation. Throws Error{kCorrupt}.
+/// Returns the plan in the output of pack_formation(). Throws Error{kCorrupt} for other bytes.
 FormationPlan parse_formation(ConstBytes bytes);
 
 template <std::size_t N>
@@ -93,7 +95,7 @@ void set_text(std::array<char, N>& field, const std::string& text) {
   field.fill('\0');
   text.copy(field.data(), N - 1);
 }
-/// Returns the text up to its first zero byte or the end of the array.
+/// Returns the text in a field, up to its first zero byte.
 template <std::size_t N>
 std::string get_text(const std::array<char, N>& field) {
   const std::string text(field.data(), N - 1);

@@ -18,23 +18,25 @@
 
 namespace sparsecast {
 
+/// One call of exchange_heads() or broadcast_frames(): the transfers of a round, and the state of the call.
 class NcclRound {
  public:
-  /// Throws Error{kUsage} for transfers that cannot be one round. `phase` names the call in errors.
+  /// Begins a call for these transfers; `phase` names the call in errors. Throws Error{kUsage} for transfers that
+  /// cannot be one round.
   NcclRound(std::span<FrameTransfer> transfers, const char* phase, Deadline deadline);
 
   void exchange_heads();
   void broadcast_frames();
 
  private:
-  /// A transfer to or from other ranks.
+  /// A transfer of the round to or from other ranks.
   struct Part {
     FrameTransfer* transfer = nullptr;
     NcclGroup* group = nullptr;
     bool sends = false;
-    std::byte* d_data = nullptr;  ///< Memory of the part in this call.
+    std::byte* d_data = nullptr;  ///< Memory from which, or into which, NCCL broadcasts the transfer in this call.
   };
-  /// A piece of a transfer's range that a staging buffer holds.
+  /// A part of a transfer's byte range that passes through a staging buffer.
   struct HostPart {
     const Part* part = nullptr;
     std::uint64_t at = 0;
@@ -53,16 +55,16 @@ class NcclRound {
   void hand_over_frames();
   std::vector<HostPart> host_parts(bool sending) const;
 
-  /// Broadcasts `bytes(part)` bytes of each part at its d_data, from its source, in one grouped launch.
+  /// Broadcasts bytes_of(part) bytes at Part::d_data of each part, from its source, in one grouped launch.
   template <class BytesOf>
   void broadcast_all(const BytesOf& bytes_of);
   void wait_event(void* event, const char* what);
 
   const char* phase_;
   Deadline deadline_;
-  std::vector<NcclGroup*> groups_;  ///< Each group once, including groups of a single rank.
+  std::vector<NcclGroup*> groups_;  ///< The groups of all transfers, each once, including groups of a single rank.
   std::vector<Part> parts_;
-  std::vector<CountTable> tables_;  ///< Parallel to the parts.
+  std::vector<CountTable> tables_;  ///< Count table of each part, parallel to `parts_`.
 };
 
 }  // namespace sparsecast

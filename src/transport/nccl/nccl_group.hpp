@@ -25,9 +25,11 @@ struct NcclRuntime {
   NcclLibraryInfo info;
 };
 
+/// One NCCL communicator with its control channel and staging memory: the implementation of NcclTransport.
 class NcclGroup final : public FrameChannel {
  public:
-  /// Forms a new group over `control`. `old`, if given, is used up: its communicator is shrunk, grown or stopped.
+  /// Forms a new group over `control`, collectively, and returns it. `old` is the group that it replaces, or null; its
+  /// communicator is shrunk, grown or stopped, and it cannot be used afterwards.
   static std::unique_ptr<NcclGroup> form(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
                                          const NcclOptions& options, NcclGroup* old, Deadline deadline);
   ~NcclGroup() override;
@@ -47,12 +49,14 @@ class NcclGroup final : public FrameChannel {
 
  private:
   friend class NcclRound;
-  /// Copies between staging memory and host records, continuing where the last call stopped.
+  /// Function that copies `bytes` bytes between staging memory and host records, and continues where the last call
+  /// stopped.
   using CopyPiece = std::function<void(std::byte* h_staging, std::uint64_t bytes)>;
 
   NcclGroup(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control, const NcclOptions& options);
 
-  /// Runs body(), which uses all the groups; an exception from it breaks all of them.
+  /// Runs body(), which uses all of `groups`, and returns its result. An exception from it breaks all of them and is
+  /// thrown; `phase` names the call in its context.
   template <class Body>
   static auto guard(std::span<NcclGroup* const> groups, const char* phase, const Body& body);
   template <class Body>
@@ -73,31 +77,34 @@ class NcclGroup final : public FrameChannel {
   NcclRankInfo rank_info(const NcclGroup* old) const;
   void create(const FormationPlan& plan, NcclGroup* old, Deadline deadline);
   void shrink(NcclGroup& old, std::vector<int> lost, Deadline deadline);
-  /// Grows a communicator. `old` is null on a rank that joins. `id` is null on ranks that NCCL gives it from the
-  /// coordinator.
+  /// Makes the communicator of this group by ncclCommGrow from that of `old`, which is null on a rank that joins. `id`
+  /// is null on ranks to which NCCL itself brings it from the coordinator.
   void grow(NcclGroup* old, const ncclUniqueId* id, Deadline deadline);
   void register_staging(bool wanted, Deadline deadline);
 
-  /// Calls ncclBroadcast, or ncclBroadcastConfig with the settings of the options.
+  /// Enqueues a broadcast by ncclBroadcast or, with the settings of the options, by ncclBroadcastConfig. Returns NCCL's
+  /// result.
   ncclResult_t enqueue(void* d_data, std::uint64_t bytes, int source) const;
   void issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline);
-  /// Waits until ready() returns true, while watching all the groups for failures.
+  /// Waits until ready() returns true, while watching all of `groups` for failures. `what` names the awaited event in
+  /// errors.
   template <class Ready>
   static void wait_for(std::span<NcclGroup* const> groups, const Ready& ready, Deadline deadline, const char* what);
   static void settle(std::span<NcclGroup* const> groups, Deadline deadline, const char* what);
-  /// Resumes the suspended groups. All ranks of each group must do so. Must be called before every use of NCCL.
+  /// Resumes those of `groups` that are suspended, collectively over the ranks of each. Must be called before every use
+  /// of NCCL.
   static void resume(std::span<NcclGroup* const> groups, Deadline deadline);
   void resume(Deadline deadline) {
     NcclGroup* const own = this;
     resume({&own, 1}, deadline);
   }
   bool wake_up() noexcept;
-  /// Begins to suspend the groups, if their options say so.
+  /// Begins to suspend those of `groups` whose options ask for it (NcclOptions::suspend_between_rounds).
   static void suspend(std::span<NcclGroup* const> groups);
   void wait_event(void* event, Deadline deadline, const std::string& what);
   /// Broadcasts the count table, which receivers check.
   void exchange_table(const CountTable& table, int source, Deadline deadline);
-  /// Returns the sizes of all records, on every rank.
+  /// Broadcasts the sizes of all records from `source`, and returns them on every rank.
   std::vector<std::uint64_t> exchange_sizes(std::vector<std::uint64_t> sizes, int source, Deadline deadline);
   void pipe(std::uint64_t total, int source, const CopyPiece& copy, Deadline deadline);
 
@@ -107,17 +114,18 @@ class NcclGroup final : public FrameChannel {
   std::shared_ptr<Staging> staging_;
   Watchdog watchdog_;
   ncclComm_t communicator_ = nullptr;
-  NewCommunicator made_;  ///< Where NCCL may still write: a communicator made of this one or, in a growth, this one.
+  /// Memory to which NCCL may still write a communicator that is made from this one or, in a growth, this one itself.
+  NewCommunicator made_;
   std::vector<void*> registrations_;
   NcclChannelReport report_;
   std::uint64_t channel_ = 0;
   std::uint64_t sequence_ = 0;
-  bool suspended_ = false;  ///< Suspended, or being suspended in the background.
-  bool open_ = false;       ///< Formed, so that a shrink can start from it.
-  bool derived_ = false;    ///< A shrink or a growth of this group has begun.
+  bool suspended_ = false;  ///< True when the communicator is suspended, or being suspended in the background.
+  bool open_ = false;       ///< True when the group is formed, so that a shrink can start from it.
+  bool derived_ = false;    ///< True when a shrink or a growth of this group has begun.
   std::optional<std::string> broken_;
-  std::future<void> aborting_;  ///< Valid only while the communicator is being aborted.
-  bool revoking_ = false;       ///< The communicator is being stopped for a shrink.
+  std::future<void> aborting_;  ///< Abort of the communicator in the background; valid only while it runs.
+  bool revoking_ = false;       ///< True when the communicator is being stopped for a shrink.
 };
 
 template <class Body>

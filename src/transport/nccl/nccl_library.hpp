@@ -15,25 +15,25 @@ namespace sparsecast {
 // A table of the NCCL functions in use, filled from a loaded library or by a test's fake. nccl.h only provides types
 // and prototypes; nothing links against NCCL.
 
-inline constexpr int kOldestNccl = 22000;  ///< 2.20.0
-inline constexpr int kShrinkAbort = 1;     ///< NCCL_SHRINK_ABORT, absent from headers before 2.27.
-inline constexpr int kSuspendMemory = 1;   ///< NCCL_SUSPEND_MEM, absent from headers before 2.29.7.
+inline constexpr int kOldestNccl = 22000;  ///< Oldest version of NCCL that is accepted, 2.20.0.
+inline constexpr int kShrinkAbort = 1;     ///< Value of NCCL_SHRINK_ABORT, which headers before 2.27 lack.
+inline constexpr int kSuspendMemory = 1;   ///< Value of NCCL_SUSPEND_MEM, which headers before 2.29.7 lack.
 
-/// ncclCollConfig_t with its fields in 2.31.2: settings of one collective. Later versions append fields, and accept a
-/// shorter struct by its size. It must be the same on every rank, except for the tag.
+/// Settings of one collective: NCCL's ncclCollConfig_t with the fields that it has in 2.31.2. Later versions append
+/// fields, and accept a shorter struct by its `size`. All fields except the tag must be the same on every rank.
 struct NcclCollConfig {
   std::size_t size = sizeof(NcclCollConfig);
-  unsigned magic = 0xcafebeef;  ///< NCCL_API_MAGIC
+  unsigned magic = 0xcafebeef;  ///< Value of NCCL_API_MAGIC.
   unsigned version = 23102;
   void* extensions = nullptr;
   int min_ctas = NCCL_CONFIG_UNDEF_INT;
-  int max_ctas = NCCL_CONFIG_UNDEF_INT;  ///< At most the communicator's max_ctas.
+  int max_ctas = NCCL_CONFIG_UNDEF_INT;  ///< Maximum number of CTAs, at most the communicator's maximum.
   int nvls_ctas = NCCL_CONFIG_UNDEF_INT;
   int cga_cluster_size = NCCL_CONFIG_UNDEF_INT;
   const char* algorithms = nullptr;
   int force_algorithms = 1;
   int cta_policy = NCCL_CONFIG_UNDEF_INT;
-  std::uint64_t user_profiler_tag = 0;  ///< For profiler plug-ins; NCCL keeps the upper half for itself.
+  std::uint64_t user_profiler_tag = 0;  ///< Tag for profiler plug-ins; NCCL keeps the upper half for itself.
 };
 static_assert(sizeof(NcclCollConfig) == 64);
 
@@ -78,8 +78,8 @@ struct NcclFunctions {
   bool has_suspend() const { return comm_suspend && comm_resume; }
 };
 
-/// Returns the configuration of a communicator whose calls can be stopped at any point. If `max_ctas` is 0, NCCL
-/// chooses.
+/// Returns the configuration of a non-blocking communicator, whose calls can be stopped at any point. `max_ctas` is its
+/// maximum number of CTAs; 0: NCCL chooses.
 inline ncclConfig_t nonblocking_config(int max_ctas) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -94,13 +94,13 @@ struct NcclLibrary {
   NcclLibraryInfo info;
 };
 
-/// Loads a library and fills the table. `requested` is the file to load; if it is empty, takes an NCCL that is already
-/// loaded, or else searches for one. Never unloads the library, because NCCL has its own threads. Throws
-/// Error{kUnsupported}.
+/// Loads an NCCL library, and returns its functions and description. `requested` is the file to load; if it is empty,
+/// takes an NCCL that is already loaded, or else searches for one. Never unloads the library, because NCCL has its own
+/// threads. Throws Error{kUnsupported}.
 NcclLibrary load_nccl(const std::string& requested);
 
-/// Returns the options with settings from the environment added. Throws Error{kUsage} naming a variable with a bad
-/// value.
+/// Returns the options with settings from the environment where they are not set (see NcclOptions). Throws
+/// Error{kUsage} that names a variable with a bad value.
 NcclOptions with_environment(NcclOptions options);
 
 /// Returns the NCCL library of the process. The first call loads it according to the environment.

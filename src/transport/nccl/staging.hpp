@@ -17,14 +17,15 @@
 
 namespace sparsecast {
 
-/// Claim of a thread to issue all operations for a device while this object exists. A second thread gets Error{kUsage}.
+/// Claim of the thread that makes this object to issue all NCCL operations for a device while the object exists. The
+/// constructor throws Error{kUsage} while another thread has the claim.
 class IssuingThread {
  public:
   IssuingThread(const DeviceApi& api, int device);
   ~IssuingThread();
   IssuingThread(const IssuingThread&) = delete;
   IssuingThread& operator=(const IssuingThread&) = delete;
-  /// Throws Error{kUsage} on any other thread.
+  /// Throws Error{kUsage} on any thread but the one that made this object.
   void require() const;
 
  private:
@@ -35,11 +36,12 @@ class IssuingThread {
 
 struct StagingHalf {
   void* d_data = nullptr;
-  std::byte* h_data = nullptr;  ///< Pinned.
-  void* arrived = nullptr;      ///< Event: the staging half holds a piece (receiver), or is free again (source).
+  std::byte* h_data = nullptr;  ///< Pinned host memory.
+  /// Event after which the half holds a piece (on a receiver), or is free again (on the source).
+  void* arrived = nullptr;
 };
 
-/// Memory that grows to the largest size requested so far.
+/// Memory whose size is the largest that was requested so far.
 class GrowingMemory {
  public:
   enum class Place { kDevice, kPinned, kDeviceElsePinned };
@@ -52,25 +54,25 @@ class GrowingMemory {
 
  private:
   Place place_;
-  bool pinned_ = false;  ///< Whether the current memory is pinned.
+  bool pinned_ = false;  ///< Whether the current memory is pinned host memory.
   std::uint64_t bytes_ = 0;
   std::byte* data_ = nullptr;
 };
 
 class Staging {
  public:
-  /// Allocates the staging buffers. If `nccl_memory` is true, device memory comes from ncclMemAlloc, or, if that fails,
-  /// from the runtime.
+  /// Allocates two staging halves of `bytes` bytes. If `nccl_memory` is true, device memory comes from ncclMemAlloc or,
+  /// if that fails, from the CUDA runtime.
   Staging(DeviceApi& api, const NcclFunctions& nccl, int device, std::uint64_t bytes, bool nccl_memory);
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  /// Checks that this is the issuing thread, and makes the device current while the result exists. Every public call
-  /// begins with it.
+  /// Makes the device current while the returned guard exists. Throws Error{kUsage} unless this is the issuing thread.
+  /// Every public call of a channel begins with it.
   [[nodiscard]] DeviceApiGuard enter();
-  /// Waits a bounded time for all work on the streams, and returns whether it has ended. Before that, no memory in use
-  /// is safe to touch.
+  /// Waits a bounded time for all work on the streams. Returns true when it has ended, and false when it has not: then
+  /// no memory that the work uses is safe to touch.
   bool becomes_idle() noexcept;
 
   DeviceApi& api() const noexcept { return api_; }
@@ -79,7 +81,7 @@ class Staging {
   bool nccl_memory() const noexcept { return nccl_memory_; }
   StagingHalf& half(std::uint64_t piece) noexcept { return halves_[piece % 2]; }
 
-  void* stream = nullptr;  ///< Stream of all communication.
+  void* stream = nullptr;  ///< Stream on which all communication is enqueued.
   void* d_table = nullptr;
   CountTable* h_table = nullptr;
   void* table_arrived = nullptr;
@@ -88,7 +90,8 @@ class Staging {
   // Memory of rounds (round.hpp).
   GrowingMemory d_heads{GrowingMemory::Place::kDevice};
   GrowingMemory h_heads{GrowingMemory::Place::kPinned};
-  GrowingMemory scratch{GrowingMemory::Place::kDeviceElsePinned};  ///< NCCL can write to pinned memory as well.
+  /// Device memory or, where there is none, pinned host memory, to which NCCL can write as well.
+  GrowingMemory scratch{GrowingMemory::Place::kDeviceElsePinned};
 
  private:
   void* allocate_device(std::uint64_t bytes);

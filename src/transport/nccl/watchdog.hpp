@@ -16,24 +16,26 @@
 
 namespace sparsecast {
 
-/// Memory where NCCL writes a communicator that it makes from another one. An NCCL thread may write there late, even
-/// after a failure, until the abort of the old communicator has ended. So the waiting and the stopping code share
-/// ownership.
+/// Shared memory to which NCCL writes a communicator that it makes from another one. An NCCL thread may write there
+/// late, even after a failure, until the abort of the old communicator has ended. So the waiting and the stopping code
+/// share ownership.
 using NewCommunicator = std::shared_ptr<ncclComm_t>;
 
 /// Returns the communicator that NCCL has last written to `made`.
 ncclComm_t communicator_in(const NewCommunicator& made) noexcept;
 
-/// Throws an error with NCCL's text unless `result` is success or in progress.
+/// Throws an error with NCCL's text unless `result` is ncclSuccess or ncclInProgress. `call` names the NCCL function.
 void check_nccl(const NcclFunctions& nccl, ncclResult_t result, ncclComm_t communicator, const std::string& call);
 
+/// Waits for work of a communicator, and ends a wait when NCCL reports an error, another rank gives up, the thread is
+/// interrupted, or the deadline passes.
 class Watchdog {
  public:
   Watchdog(const NcclFunctions& nccl, std::shared_ptr<ControlChannel> control)
       : nccl_(&nccl), control_(std::move(control)) {}
 
-  /// Waits until ready() returns true. Errors name `what` as the awaited event. Throws Error{kTimeout | kPeerFailed |
-  /// ...}.
+  /// Waits until ready() returns true, by look() and a pause in turn. Errors name `what` as the awaited event. Throws
+  /// Error{kTimeout | kPeerFailed | ...}.
   template <class Ready>
   void wait(const Ready& ready, ncclComm_t communicator, Deadline deadline, const std::string& what) {
     PollPause pace;
@@ -42,15 +44,16 @@ class Watchdog {
       pace.pause();
     }
   }
-  /// Waits until NCCL has finished its work on the host for the communicator; nothing else may be issued before.
+  /// Waits until settled() is true for the communicator; no other call may be issued on it before. Throws as wait()
+  /// does.
   void settle(ncclComm_t communicator, Deadline deadline, const std::string& what);
   /// Runs make() in a separate thread on `device` and returns its result. make() is an NCCL call that writes to `made`
   /// and may block for other ranks. If the wait ends early, throws as wait() does, and the thread aborts any
   /// communicator that the call still makes.
   ncclResult_t make_apart(DeviceApi& api, int device, const NewCommunicator& made, std::function<ncclResult_t()> make,
                           Deadline deadline, const std::string& what);
-  /// Does one turn of a wait: throws if there is a reason to end it, otherwise returns at once. `turn` counts the
-  /// turns.
+  /// Does one turn of a wait: throws when there is a reason to end the wait, and returns at once when there is none.
+  /// `turn` is the number of the turn, from 0.
   void look(ncclComm_t communicator, Deadline deadline, const std::string& what, unsigned turn);
 
  private:
@@ -58,26 +61,31 @@ class Watchdog {
   std::shared_ptr<ControlChannel> control_;
 };
 
-/// Returns whether NCCL has finished its work on the host for the communicator.
+/// Returns true when NCCL has finished its work on the host for the communicator.
 bool settled(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
 
 // A stop has two halves, so that several communicators stop together: on the device, the work of one may be queued
 // behind that of another and ends only after it.
 
-/// Returns how long the second halves of stops that begin now may wait.
+/// Returns the deadline until which the second halves of stops that begin now may wait.
 Deadline stop_deadline() noexcept;
 
-/// Begins to stop all work of the communicator, which is on `device`, and to free it. Then does the same for a
-/// communicator that NCCL leaves in `made`, if given.
+/// Begins to stop all work of the communicator, which is on `device`, and to free the communicator, in the background.
+/// Does the same afterwards for a communicator that NCCL leaves in `made`, unless that is null. Returns a future that
+/// is ready when both have ended.
 std::future<void> begin_abort(const NcclFunctions& nccl, DeviceApi& api, int device, ncclComm_t communicator,
                               NewCommunicator made = nullptr) noexcept;
-/// Waits for the abort. Returns false if NCCL does not return from it; memory that NCCL uses must then not be freed.
+/// Waits for an abort that begin_abort() has begun. Returns true when it has ended, and false when NCCL does not return
+/// from it by the deadline: memory that NCCL uses must then not be freed.
 bool finish_abort(const std::future<void>& aborting, Deadline deadline) noexcept;
-/// Begins to stop all work but keeps the communicator for ncclCommShrink. Returns false if that is not possible, for
-/// example on a communicator that is not settled, because NCCL would free its running job and use it later.
+/// Begins to stop all work of the communicator, but keeps it for ncclCommShrink. Returns true when that has begun, and
+/// false when it is not possible, for example on a communicator that is not settled, because NCCL would free its
+/// running job and use it later.
 bool begin_revoke(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
+/// Waits for a stop that begin_revoke() has begun. Returns true when it has ended by the deadline.
 bool finish_revoke(const NcclFunctions& nccl, ncclComm_t communicator, Deadline deadline) noexcept;
-/// Destroys the communicator in good order, within a time limit; otherwise aborts it.
+/// Destroys the communicator in good order, or aborts it when that takes too long. Returns false when NCCL returns from
+/// neither, as finish_abort() does.
 bool destroy_communicator(const NcclFunctions& nccl, DeviceApi& api, int device, ncclComm_t communicator) noexcept;
 
 }  // namespace sparsecast

@@ -14,10 +14,11 @@
 
 namespace sparsecast {
 
+/// Encrypted link to one peer over a TCP socket.
 class Connection final : public Link {
  public:
-  /// Takes the authenticated socket, a key for each direction, and the name of the peer for error messages: "rank 2
-  /// (10.0.0.3:41234)".
+  /// Takes the socket of an authenticated peer, a key for each direction, and the name of the peer for error messages:
+  /// "rank 2 (10.0.0.3:41234)". `max_body_bytes` is the maximum size of a received message body.
   Connection(Socket socket, const SecretKey& send_key, const SecretKey& receive_key, std::string name,
              std::uint64_t max_body_bytes);
 
@@ -25,8 +26,8 @@ class Connection final : public Link {
   const Socket& socket() const noexcept { return socket_; }
 
   void send(MessageType type, std::span<const std::byte> body, Deadline deadline) override;
-  /// Returns the next message if one is complete, without waiting. Throws Error{kCorrupt} for bytes that the peer has
-  /// not encrypted, and Error{kPeerFailed} when the peer is gone.
+  /// Returns the next message, or nullopt when none is complete; does not wait. Throws Error{kCorrupt} for bytes that
+  /// the peer has not encrypted, and Error{kPeerFailed} when the peer is gone.
   std::optional<ControlMessage> poll();
   ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) override;
   /// Ends the stream, then reads until the peer has ended its stream, or until the deadline. Closing a socket with
@@ -38,9 +39,10 @@ class Connection final : public Link {
   /// Reads bytes that have arrived, until kMostWaiting messages are waiting.
   void fill();
   void throw_if_given_up();
-  /// Returns whether more messages may arrive.
+  /// Returns true when the connection still reads messages: the peer has not left, and few messages are waiting.
   bool listens() const noexcept;
-  /// Waits until the socket is ready or the call is cancelled; returns false at the deadline.
+  /// Waits until the socket is ready for `events` (poll(2)) or the call is cancelled. Returns false at the deadline,
+  /// and true before it.
   bool wait_here(short events, Deadline deadline);
   /// Waits until data can be received, on this connection or on `others`, or the call is cancelled. Returns false at
   /// the deadline.
@@ -54,7 +56,7 @@ class Connection final : public Link {
   std::uint64_t max_body_bytes_;
   Bytes received_;
   bool closed_ = false;
-  std::optional<Deadline> left_;  ///< Time at which the peer has left in good order.
+  std::optional<Deadline> left_;  ///< Time at which the peer has left in good order; nullopt while it has not.
   std::deque<ControlMessage> waiting_;
 };
 

@@ -12,14 +12,15 @@
 
 namespace sparsecast {
 
+/// Accepts and admits the members of a group on rank 0.
 class GroupAcceptor {
  public:
   GroupAcceptor(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
                 std::uint64_t max_body_bytes);
 
-  /// Accepts members until all ranks are connected. Returns the links by rank. Throws Error{kTimeout | kGroupMismatch |
-  /// kPeerFailed} (the last if the meeting is cancelled or the parent group has failed), after telling the reason to
-  /// the members that are already connected.
+  /// Accepts members until all ranks are connected. Returns the links to them, indexed by rank. Throws Error{kTimeout |
+  /// kGroupMismatch | kPeerFailed} (the last if the meeting is cancelled or the parent group has failed), after telling
+  /// the reason to the members that are already connected.
   std::vector<std::unique_ptr<Link>> gather(Deadline deadline);
   /// Returns the last few rejected connections, each with its address and the reason.
   const std::vector<std::string>& turned_away() const noexcept { return turned_away_; }
@@ -27,8 +28,9 @@ class GroupAcceptor {
  private:
   void admit(Authenticated& peer);
   void drop_disconnected();
-  /// Throws if the meeting is cancelled or the thread is interrupted. Once the time `look` has come, also throws if the
-  /// parent group has failed, and otherwise moves `look` on.
+  /// Throws Error{kPeerFailed} when the meeting is cancelled or the thread is interrupted. Once the time `look` has
+  /// come, also throws when the parent group has failed; when it has not, sets `look` to the time of the next such
+  /// check.
   void check_cancelled(Deadline& look);
   std::vector<int> missing() const;
   [[noreturn]] void fail(const Error& error, Connection* newcomer);

@@ -55,21 +55,22 @@ struct Welcome {
 };
 static_assert(sizeof(Hello) == 56 && sizeof(Challenge) == 48 && sizeof(Welcome) == 40);
 
-/// Peer that has proved that it knows the secret. The claims in its Hello are not checked yet.
+/// A peer that has proved that it knows the secret. The rank, size and generation that its Hello claims are not checked
+/// yet.
 struct Authenticated {
   Hello hello;
   SocketAddress address;
   std::unique_ptr<Connection> connection;
 };
 
-/// Authentication on rank 0, for any number of connections at once. Connections cannot delay one another: each has a
+/// Authenticates peers on rank 0, any number of connections at once. Connections cannot delay one another: each has a
 /// few seconds, and a place in a bounded list that drops the oldest.
 class Acceptor {
  public:
   Acceptor(const Socket& listener, const SecretKey& key, int size, std::uint64_t max_body_bytes);
 
-  /// Waits until its sockets are active or `others` are readable. Returns the peers authenticated by then, possibly
-  /// none.
+  /// Waits until one of its sockets is active or one of the descriptors `others` is readable, but at most
+  /// kInterruptInterval, and not beyond the deadline. Returns the peers that are authenticated by then, possibly none.
   std::vector<Authenticated> wait(const std::vector<int>& others, Deadline deadline);
   const std::vector<std::string>& turned_away() const noexcept { return turned_away_; }
 
@@ -85,7 +86,8 @@ class Acceptor {
   };
 
   void accept_all();
-  /// Continues a handshake. Returns true once it has ended, whether it succeeded or not.
+  /// Continues a handshake, and adds the peer to `in` when it has succeeded. Returns true once the handshake has ended,
+  /// whether it succeeded or not.
   bool advance(PendingConnection& pending, std::vector<Authenticated>& in);
   bool answer_hello(PendingConnection& pending);
   bool check_proof(PendingConnection& pending, std::vector<Authenticated>& in);
@@ -101,7 +103,8 @@ class Acceptor {
   std::vector<std::string> turned_away_;
 };
 
-/// Connects to rank 0 and authenticates. Tries again while nobody listens; throws the errors of Rendezvous::meet.
+/// Returns a connection to rank 0, after connecting and authenticating with `key`. Tries again while nobody listens;
+/// throws the errors of Rendezvous::meet.
 std::unique_ptr<Connection> connect_to_hub(const RendezvousOptions& options, const SecretKey& key,
                                            std::uint64_t max_body_bytes, Deadline deadline);
 

@@ -25,7 +25,7 @@ inline constexpr std::size_t kTagBytes = 16;
 using Nonce = std::array<std::byte, kNonceBytes>;
 using Proof = std::array<std::byte, kProofBytes>;
 
-/// 256-bit key; its destructor wipes the bytes.
+/// A 256-bit key; the destructor wipes its bytes.
 class SecretKey {
  public:
   SecretKey() = default;
@@ -37,13 +37,15 @@ class SecretKey {
 
 /// Returns 32 random bytes.
 Nonce fresh_nonce();
-/// Throws Error{kUnsupported} without libsodium, Error{kUsage} for a secret that is too short.
+/// Returns the key of a group's secret. Throws Error{kUnsupported} without libsodium, Error{kUsage} for a secret that
+/// is too short.
 SecretKey key_from_secret(const std::string& secret);
-/// Returns the HMAC of `label`, a zero byte and `transcript`.
+/// Returns the HMAC, under `key`, of `label`, a zero byte and `transcript`.
 Proof prove(const SecretKey& key, std::string_view label, std::span<const std::byte> transcript);
-/// Compares in constant time.
+/// Returns true when two proofs are equal; compares them in constant time.
 bool same_proof(const Proof& a, const Proof& b);
-/// Derives the key of one direction of a connection.
+/// Returns the key of one direction of a connection: `label` names the direction, and `transcript` are the messages of
+/// the handshake.
 SecretKey derive(const SecretKey& key, std::string_view label, std::span<const std::byte> transcript);
 
 /// One direction of an encrypted connection. The nonce is a counter, so the receiver must decrypt messages in the order
@@ -51,10 +53,10 @@ SecretKey derive(const SecretKey& key, std::string_view label, std::span<const s
 class SecureChannel {
  public:
   explicit SecureChannel(const SecretKey& key) : key_(key) {}
-  /// Returns the encrypted message, kTagBytes longer than `plain`. `header` is authenticated, but not encrypted.
+  /// Returns `plain` encrypted, which is kTagBytes longer. `header` is authenticated, but not encrypted.
   Bytes encrypt(std::span<const std::byte> plain, std::span<const std::byte> header);
-  /// Decrypts the next message to `plain`. If the bytes are not that message, returns false and does not advance the
-  /// counter.
+  /// Decrypts the next message to `plain`, and returns true. Returns false, and does not advance the counter, when the
+  /// bytes or the header are not those that the sender encrypted.
   bool decrypt(std::span<const std::byte> encrypted, std::span<const std::byte> header, Bytes& plain);
 
  private:

@@ -20,16 +20,16 @@ struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
 
-  std::string host() const;  ///< Numeric address.
+  std::string host() const;  ///< Returns the numeric address without the port.
   std::uint16_t port() const;
-  std::string text() const;  ///< "10.0.0.1:29400", "[::1]:29400".
+  std::string text() const;  ///< Returns address and port: "10.0.0.1:29400", "[::1]:29400".
   bool is_loopback() const;
   const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
-/// Returns all addresses of a host: a name, or an address, also in brackets. Numeric addresses need no name server. A
-/// name is looked up on a separate thread, because the system's resolver has no deadline. Throws Error{kUsage} at once
-/// for text that cannot be a host, and Error{kIo | kTimeout} for a name that does not resolve.
+/// Returns all addresses of a host, with `port`. `given` is a name, or an address, also in brackets. Numeric addresses
+/// need no name server. A name is looked up on a separate thread, because the system's resolver has no deadline. Throws
+/// Error{kUsage} at once for text that cannot be a host, and Error{kIo | kTimeout} for a name that does not resolve.
 std::vector<SocketAddress> resolve(const std::string& given, std::uint16_t port, Deadline deadline);
 
 class Socket {
@@ -49,13 +49,13 @@ class Socket {
   SocketAddress local() const;
   SocketAddress peer() const;
 
-  /// Sends as many bytes as possible without waiting. Returns their number. Throws Error{kPeerFailed}.
+  /// Sends as many of `bytes` as possible without waiting, and returns their number. Throws Error{kPeerFailed}.
   std::size_t send_some(std::span<const std::byte> bytes);
-  /// Receives bytes that have arrived. Returns their number, or 0 if there are none. Sets `closed` at the end of the
-  /// stream. Throws Error{kPeerFailed}.
+  /// Receives bytes that have arrived, and returns their number, 0 when there are none. Sets `closed` to true at the
+  /// end of the stream. Throws Error{kPeerFailed}.
   std::size_t receive_some(std::span<std::byte> bytes, bool& closed);
   /// Waits until the socket is ready for these poll(2) events, or the descriptor `waker` is readable (-1 for none).
-  /// Returns false at the deadline.
+  /// Returns true then, and false at the deadline.
   bool wait(short events, Deadline deadline, int waker = -1) const;
 
  private:
@@ -65,10 +65,11 @@ class Socket {
 
 /// Returns a socket that listens on the address. Throws Error{kIo | kUsage} naming the address.
 Socket listen_on(const SocketAddress& address);
-/// Accepts a connection without waiting. Returns nothing when none is pending.
+/// Returns the socket of a new connection, or nullopt when no connection is pending; does not wait.
 std::optional<Socket> accept_one(const Socket& listener);
-/// Connects to an address. Returns nothing if the connection is refused, unreachable or not answered by the deadline,
-/// and sets `why` to the reason. `from` may be null.
+/// Returns a socket that is connected to `address`. Returns nullopt, and sets `why` to the reason, when the connection
+/// is refused, unreachable or not answered by the deadline. `from` is the local address to connect from; null: the
+/// system chooses.
 std::optional<Socket> connect_to(const SocketAddress& address, const SocketAddress* from, Deadline deadline,
                                  std::string& why);
 

@@ -19,15 +19,15 @@ struct UniqueIdContent {
   std::uint32_t generation = 0;
   std::uint16_t port = 0;
   Nonce secret{};
-  std::string host;  ///< At most 63 characters, printable.
+  std::string host;  ///< Address of rank 0: at most 63 printable characters.
 };
 
-/// Encodes a unique id. Throws Error{kUsage} for a host that does not fit.
+/// Returns the unique id with this content. Throws Error{kUsage} for a host that does not fit.
 UniqueId pack_unique_id(const UniqueIdContent& content);
-/// Decodes a unique id. Throws Error{kCorrupt} for bytes that are not a unique id.
+/// Returns the content of a unique id. Throws Error{kCorrupt} for bytes that are not a unique id.
 UniqueIdContent parse_unique_id(const UniqueId& id);
 
-/// Returns the secret in the form that RendezvousOptions takes.
+/// Returns a secret as text, for RendezvousOptions::secret.
 std::string secret_text(const Nonce& secret);
 
 }  // namespace sparsecast
