@@ -105,7 +105,7 @@ struct RecordPrefix {
   RecordKind kind;
   std::uint32_t bytes;
 };
-/// Returns the kind and the size of the record at the front of `bytes`, of which only the first 8 bytes need to be
+/// Returns the kind and the size of the record at the front of `bytes`. Only the first 8 bytes of the record need to be
 /// present. Throws Error{kCorrupt} when the magic or the length is impossible.
 SPARSECAST_API RecordPrefix peek_record(ConstBytes bytes);
 

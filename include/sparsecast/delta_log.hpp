@@ -81,9 +81,10 @@ struct LogCommit {
   CommitKind kind = CommitKind::kDelta;
   StreamId stream;
   std::uint64_t version = 0;
-  std::uint64_t epoch = 1;  ///< Never decreases along the log; raised by one by a takeover.
-  Hash128 publisher;        ///< Random identifier of one publisher object of one process.
-  ContentHash previous;     ///< LogCommit::record_hash of the previous version's commit; zero for the genesis.
+  /// Number of the epoch. It never decreases along the log, and a takeover raises it by one.
+  std::uint64_t epoch = 1;
+  Hash128 publisher;     ///< Random identifier of one publisher object of one process.
+  ContentHash previous;  ///< LogCommit::record_hash of the previous version's commit; zero for the genesis.
   Hash128 table_hash;
   StateDigest base_digest;  ///< Digest of the previous version.
   StateDigest digest;       ///< Digest that receivers must reach.

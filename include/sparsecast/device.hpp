@@ -20,7 +20,7 @@ struct CUevent_st;
 namespace sparsecast {
 
 /// Returns true when this build has the device backend; survey_devices() tells whether this machine has a device.
-/// Without either, everything below throws Error{kUnsupported}.
+/// Without the backend or without a device, work on a device throws Error{kUnsupported}.
 SPARSECAST_API bool device_backend_available() noexcept;
 
 /// Default of DeviceOptions::chunk_bytes.

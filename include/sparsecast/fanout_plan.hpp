@@ -212,7 +212,7 @@ struct CostModel {
   double density = 0.01;                 ///< Number of changed elements divided by the number of all elements.
   /// Bytes of delta per byte of all elements: 1 % of bf16 elements at 1.3 bytes each.
   double wire_bytes_per_byte = 0.01 * 0.65;
-  EndCost ends = kDeviceEnds;  ///< Costs of the own work of every rank.
+  EndCost ends = kDeviceEnds;  ///< Costs of each rank's own work.
   /// Latency in seconds of one exchange of all ranks with the coordinator, assumed to be that of a transfer. A sync has
   /// three: the agreement that all ranks have staged, the votes, and the decision.
   double vote_seconds = 50e-6;

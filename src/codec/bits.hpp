@@ -67,7 +67,7 @@ class BitWriter {
  private:
   std::byte* begin_;
   std::byte* at_;
-  std::uint64_t gathered_ = 0;  ///< The bits from *at_ on, of which those from number used_ on are zero.
+  std::uint64_t gathered_ = 0;  ///< The bits from *at_ on. Those from number used_ on are zero.
   std::uint32_t used_;
 };
 

@@ -107,7 +107,8 @@ SPARSECAST_HD ContextClasses classes_between(std::uint32_t hi, std::uint32_t lo)
   return classes;
 }
 
-/// Returns the classes for a block of n changes, counts[key] of which have a key (docs/wire-format.md §5.6).
+/// Returns the classes for a block of n changes; counts[key] is the number of changes whose element has that key
+/// (docs/wire-format.md §5.6).
 SPARSECAST_HD ContextClasses choose_classes(const KeyCounts& counts, std::uint32_t n) {
   std::uint32_t above = 0;
   std::uint32_t hi = kContextKeys;

@@ -89,8 +89,8 @@ class SectionBuilder {
   /// Returns true when add_old_bits() must be called for all parts of every tile.
   bool needs_old_bits() const { return context_; }
 
-  /// Takes the old bits of the next `count` elements of the tile, a multiple of 4 bytes except at the end of the
-  /// tensor.
+  /// Takes the old bits of the next `count` elements of the tile. These are a multiple of 4 bytes, except at the end of
+  /// the tensor.
   void add_old_bits(const std::byte* old, std::uint32_t count) {
     const std::size_t begin = old_keys_.size();
     old_keys_.resize(begin + count);

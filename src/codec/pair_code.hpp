@@ -34,8 +34,8 @@ SPARSECAST_HD constexpr std::uint8_t halves_from_ordered(std::uint8_t values) {
   return static_cast<std::uint8_t>(values ^ (0x88 | (negative - (negative >> 3))));
 }
 
-/// Returns the coded word of the steps of both halves of a byte. Words of small magnitude stand for steps of which the
-/// greater one is small.
+/// Returns the coded word of the steps of both halves of a byte. The smaller the greater of the two steps is, the
+/// smaller is the magnitude of the word.
 SPARSECAST_HD constexpr std::uint8_t compute_pair_code(std::uint8_t steps) {
   const int low = ((steps & 15) ^ 8) - 8;
   const int high = (steps >> 4 ^ 8) - 8;

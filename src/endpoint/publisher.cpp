@@ -23,7 +23,7 @@ Bytes as_file(const TensorTable& table, const Delta& delta) {
   return file;
 }
 
-/// Sorts the records of a sink into a Delta.
+/// Sink that collects the records of a delta in a Delta.
 class DeltaCollector {
  public:
   explicit DeltaCollector(Delta& delta) : delta_(delta) {}
@@ -79,7 +79,8 @@ void PublisherState::complete(Delta& delta, const StateDigest& result) const {
   delta.commit = pack_commit(delta.result);
 }
 
-/// Fills encoded_ with deltas from `base`, or from the committed version without one. The deltas are not pending yet.
+/// Fills encoded_ with deltas that start from `base` or, when it is null, from the committed version. The deltas are
+/// not pending yet.
 void PublisherState::encode(const Encoded* base, CUevent_st* weights_ready, const Published& published) {
   const std::size_t streams = tables_.streams();
   encoded_ = {};
@@ -177,7 +178,7 @@ const std::vector<DeviceDelta>& PublisherState::publish_on_device(CUevent_st* we
   return encoded_.on_device;
 }
 
-/// Leaves the publisher broken if `step` throws.
+/// Runs step(), and leaves the publisher broken if it throws.
 template <class Step>
 void PublisherState::guarded(const Step& step) {
   broken_ = true;

@@ -17,11 +17,11 @@
 namespace sparsecast {
 namespace {
 
-/// Elements of one detect() call. Long enough that the call costs little, and short enough that the processor keeps
-/// prefetching the arrays while changes are encoded (bench/results).
+/// Number of elements of one detect() call. Large enough that the call costs little, and small enough that the
+/// processor keeps prefetching the arrays while changes are encoded (bench/results).
 constexpr std::uint32_t kDetectorPart = 2048;
 
-/// Returns the bytes of an element, by tensor.
+/// Returns the bytes of one element of each tensor.
 std::vector<std::size_t> element_sizes(const TensorTable& table) {
   std::vector<std::size_t> sizes;
   sizes.reserve(table.size());
@@ -150,8 +150,8 @@ struct Runs {
   std::uint32_t first = 0;  ///< Index of the run's first element in the detect() call.
   std::uint32_t count = 0;
 
-  /// Returns whether the run is contiguous in both memories, and long enough that the cost of a call is small compared
-  /// with the vector work.
+  /// Returns true when the run is contiguous in both memories, and long enough that the cost of a call is small
+  /// compared with the vector work.
   bool vectors() const { return count >= 32 && current_step == 1 && old_step == 1; }
 };
 

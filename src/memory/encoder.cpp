@@ -26,10 +26,10 @@ namespace {
 struct Task {
   std::uint32_t tensor = 0;
   std::uint64_t first = 0;     ///< First element; a multiple of kSectionElems.
-  std::uint64_t elements = 0;  ///< At most kSectionElems.
+  std::uint64_t elements = 0;  ///< Number of elements, at most kSectionElems.
 };
 
-/// Buffers that a thread keeps from section to section.
+/// Buffers of one encoding thread, which it keeps from section to section.
 struct Worker {
   std::unique_ptr<TileWorkspace> workspace = std::make_unique_for_overwrite<TileWorkspace>();
   std::optional<SectionBuilder<std::uint8_t>> builder8;
@@ -128,7 +128,7 @@ void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlo
   out.digest_change = StateDigest{{sum.lo, sum.hi}};
 }
 
-/// Encodes the tasks' sections, by `threads` threads.
+/// Encodes the sections of `tasks` on `threads` threads.
 void encode_sections(const Job& job, std::span<const Task> tasks, int threads, std::vector<Worker>& workers,
                      std::vector<SectionBlocks>& results) {
   std::uint64_t bytes = 0;
@@ -142,8 +142,8 @@ void encode_sections(const Job& job, std::span<const Task> tasks, int threads, s
   });
 }
 
-/// Sections between two turns of the frame writer: many, so that threads rarely wait for one another, but bounded in
-/// bytes, because a section that went dense is as large as its elements.
+/// Returns the number of sections to encode between two turns of the frame writer: many, so that threads rarely wait
+/// for one another, but bounded in bytes, because a section that went dense is as large as its elements.
 std::size_t batch_of(const TensorTable& table, std::size_t threads) {
   constexpr std::size_t kBatchBytes = std::size_t{128} << 20;
   std::size_t widest = 1;

@@ -38,7 +38,7 @@ struct BlockRun {
   const FrameReader* frame = nullptr;
   std::size_t begin = 0;
   std::size_t end = 0;
-  Bytes replaced;  ///< Raw values only: the bits that the apply overwrote.
+  Bytes replaced;  ///< Bits that the apply overwrote; kept for raw values only.
 };
 
 constexpr std::size_t kBlocksPerRun = 64;

@@ -46,7 +46,7 @@ class FlatElements {
   std::uint64_t first_;
 };
 
-/// Places of elements of which the live memory, the snapshot or the digest is strided.
+/// Places of elements that are strided in live memory, in the snapshot or in the digest.
 class StridedElements {
  public:
   StridedElements(const TileView& view, const TileContext& tile)

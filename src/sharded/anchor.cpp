@@ -19,7 +19,7 @@
 namespace sparsecast {
 namespace {
 
-/// Reports every element as changed.
+/// Detector that reports every element as changed, so that an anchor has all elements.
 class WholeTensorDetector final : public TileDetector {
  public:
   WholeTensorDetector(const TensorTable& table, RegionReader& reader) : table_(table), reader_(reader) {}
@@ -56,7 +56,7 @@ class RouteWriter {
     }
   }
 
-  /// Takes the next record. Returns false after the last one.
+  /// Takes the next record of the route. Returns true when more records follow, and false after the last one.
   bool take(ConstBytes record, std::uint64_t version) {
     const RecordPrefix prefix = peek_record(record);
     if (places_.empty()) return prefix.kind != RecordKind::kCommit;

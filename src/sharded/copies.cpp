@@ -117,7 +117,7 @@ class Comparison {
   Comparison(SyncWorld& world, const std::vector<CopiedBox>& boxes, std::vector<CopyDigest> own, Deadline deadline)
       : world_(world), boxes_(boxes), own_(std::move(own)), deadline_(deadline) {}
 
-  /// Collective; returns whether copies of the boxes [begin, end) differ.
+  /// Returns true on all ranks when copies of any of the boxes [begin, end) differ; collective.
   bool differ(std::size_t begin, std::size_t end) {
     StateDigest own;
     for (const CopyDigest& copy : own_) {

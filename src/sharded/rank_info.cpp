@@ -19,7 +19,7 @@ namespace sparsecast {
 
 namespace {
 
-/// A layout of 1000 ranks with 10^5 shards takes a few hundred kilobytes.
+/// Maximum bytes of a serialized layout. A layout of 1000 ranks with 10^5 shards takes a few hundred kilobytes.
 constexpr std::uint64_t kMostLayoutBytes = std::uint64_t{1} << 28;
 
 std::string describe(const RankInfo& rank_info) {
@@ -167,7 +167,7 @@ MeetingParticipant make_participant(const GroupMembers& members, std::shared_ptr
   return participant;
 }
 
-/// Returns whether the rank holds `version`, once the coordinator has settled its doubt.
+/// Returns true when the rank holds `version`, once the coordinator has settled the rank's version in doubt.
 bool holds(const RankInfo& rank_info, std::uint64_t version) {
   return rank_info.version == version || (rank_info.in_doubt != 0 && rank_info.in_doubt == version);
 }

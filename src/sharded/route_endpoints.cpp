@@ -7,7 +7,7 @@
 namespace sparsecast {
 namespace {
 
-/// Returns the index in the plan of this rank's engine, if any.
+/// Returns the index, in the plan, of the engine that world rank `rank` belongs to; nullopt when there is none.
 std::optional<std::size_t> own_engine(const FanoutPlan& plan, int rank) {
   for (std::size_t e = 0; e < plan.engines().size(); ++e) {
     if (std::ranges::find(plan.engines()[e].ranks, rank) != plan.engines()[e].ranks.end()) return e;
@@ -15,7 +15,7 @@ std::optional<std::size_t> own_engine(const FanoutPlan& plan, int rank) {
   return std::nullopt;
 }
 
-/// Returns whether this destination adds the route's digest to its engine's: it is the first of the engine's
+/// Returns true when the route's digest is added to the engine's for this destination: it is the first of the engine's
 /// destinations in a route that the engine counts.
 bool counts(const FanoutPlan& plan, const Route& route, std::size_t engine, const Destination& destination) {
   if (std::ranges::find(route.counted_by, engine) == route.counted_by.end()) return false;

@@ -16,8 +16,8 @@
 namespace sparsecast {
 
 /// Returns a reference to each region of a route; `views` says where the regions lie in the rank's local tensors.
-/// base_of(region, local) returns a reference to the buffer that stands for local tensor `local`, of which only data,
-/// dtype and device are read.
+/// base_of(region, local) returns a reference to the buffer that stands for local tensor `local`; only its data, dtype
+/// and device are read.
 template <class BaseOf>
 std::vector<TensorRef> refs_in(const FanoutPlan& plan, std::size_t route, const std::vector<RegionView>& views,
                                const BaseOf& base_of) {

@@ -75,7 +75,8 @@ std::size_t ShardSnapshot::layer_for(const FanoutPlan& plan, const Route& route,
   return layers_.size() - 1;
 }
 
-/// Makes room for a copy of a local tensor that a device compares with it by vectors.
+/// Returns memory for a copy of a local tensor, which begins so that a device can compare it with the tensor by
+/// vectors.
 Allocation ShardSnapshot::allocate_copy(std::uint32_t local) const {
   const std::uint64_t lead = lead_bytes_of(memory_->local()[local], memory_->wire_dtype(local));
   const Allocation all = memory_->memory().allocate(lead + memory_->wire_bytes(local));

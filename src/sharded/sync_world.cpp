@@ -194,7 +194,8 @@ Voters voters_of(const Meeting& meeting, ControlChannel* control) {
 
 namespace {
 
-/// Returns the group of this round that the rank is a member of, or -1; it is the rank's color in a split.
+/// Returns the index of the group of this round that the rank is a member of, or -1. The index is the rank's color in a
+/// split.
 int own_group(const FanoutPlan& plan, std::uint32_t round, int rank) {
   const std::vector<RouteGroup>& groups = plan.groups();
   const auto found = std::ranges::find_if(groups, [&](const RouteGroup& group) {

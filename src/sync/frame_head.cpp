@@ -32,7 +32,7 @@ void place(StreamHead& stream, std::uint64_t& end) {
   }
 }
 
-/// Takes parts from the front of a peer's bytes.
+/// Reads a peer's bytes part by part, from the front.
 class HeadReader {
  public:
   explicit HeadReader(ConstBytes left) : left_(left) {}

@@ -40,7 +40,8 @@ void FrameRound::publish() {
                                : static_cast<void>(ends_.publisher->publish(ends_.weights_ready));
 }
 
-/// Names the frames of a transfer's routes, which have been published, and their memory.
+/// Fills `head` and `transfer` with the frames of this rank's own transfer `own`, whose routes have been published, and
+/// with their memory.
 void FrameRound::offer(const SyncTransfer& own, FrameHead& head, FrameTransfer& transfer) {
   const bool on_device = ends_.publisher->on_device();
   std::vector<const DeviceDelta*> on_devices;
@@ -72,7 +73,7 @@ void FrameRound::offer(const SyncTransfer& own, FrameHead& head, FrameTransfer& 
   }
 }
 
-/// Names all transfers of the round, with what this rank sends in them.
+/// Returns all transfers of the round, filled with what this rank sends in them.
 std::vector<FrameTransfer> FrameRound::open_transfers() {
   std::vector<FrameTransfer> round;
   for (std::size_t t = 0; t < received_.size(); ++t) {
@@ -147,7 +148,7 @@ void FrameRound::reserve_on_device(std::vector<FrameTransfer>& round) {
   }
 }
 
-/// Takes the own frames for routes that this rank receives from itself.
+/// Takes the frames of this rank's own transfer number `t` for routes that it receives from itself.
 void FrameRound::take_own(std::size_t t) {
   Received& received = received_[t];
   if (!on_device_) ends_.publisher->take_frames();
@@ -190,7 +191,8 @@ void FrameRound::prepare(std::vector<FrameTransfer>& round) {
   if (on_device_) report_.staged.then([&] { reserve_on_device(round); });
 }
 
-/// Calls take(stream of the subscriber, what came for it, its number in the transfer) for each place of this rank.
+/// Calls take(s, received, i) for each destination of this rank: s is the stream of the subscriber, and i the number of
+/// the received stream in the head of its transfer.
 template <class Take>
 void FrameRound::for_each_place(const Take& take) {
   for (std::size_t t = 0; t < received_.size(); ++t) {

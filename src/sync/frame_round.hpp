@@ -27,7 +27,7 @@ class FrameRound {
   TransferReport run(Deadline deadline);
 
  private:
-  /// The frames of a transfer that this rank receives or sends, as its own subscriber stages them.
+  /// The frames of a transfer of which this rank's subscriber stages routes: received from another rank, or its own.
   struct Received {
     FrameHead head;
     bool wanted = false;  ///< True when a route of the transfer goes to this rank.

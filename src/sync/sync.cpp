@@ -110,7 +110,7 @@ class ReceiverAttempt final : public FlatAttempt {
 
   std::uint64_t changed = 0;
   double apply_seconds = 0;
-  std::uint64_t rolled_back = 0;  ///< The version that was applied and rolled back; 0: none.
+  std::uint64_t rolled_back = 0;  ///< Version that was applied and then rolled back; 0: none.
 
  private:
   SubscriberState& subscriber_;

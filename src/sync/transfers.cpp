@@ -123,7 +123,7 @@ TransferReport pass_records(const std::vector<SyncTransfer>& transfers, const Sy
   return report;
 }
 
-/// Verifies everything that is still unverified, for all routes. Throws unless all routes have arrived.
+/// Verifies the received records of all routes that are still unverified. Throws unless all routes have arrived.
 void require_staged(const std::vector<SyncTransfer>& transfers, SubscriberState& subscriber) {
   for (const SyncTransfer& transfer : transfers) {
     for (const TransferRoute& route : transfer.routes) {

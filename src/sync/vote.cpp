@@ -22,9 +22,9 @@ struct Fixed {
 
 /// Beginning of the result of a count; the message of a failure follows.
 struct Count {
-  std::int32_t status = 0;  ///< 0, or an ErrorCode.
+  std::int32_t status = 0;  ///< 0 for a success, or the ErrorCode of a failure.
   std::uint32_t reserved = 0;
-  StateDigest digest;  ///< Digest of all tensors, after success.
+  StateDigest digest;  ///< Digest of all tensors, in a success.
 };
 
 /// Throws for a failure of another rank: the rank where it began, in preference to ranks that only heard of it.

@@ -122,8 +122,8 @@ class StarGroup {
   /// Returns the body of one message of this type from every member, by rank. When members are silent at the deadline,
   /// throws Error{kTimeout} that names them, at most 20.
   std::vector<Bytes> collect(MessageType type, Deadline deadline);
-  /// Returns, on the hub, the blobs of all ranks, its `own` included. Throws Error{kUsage} for a blob that is too
-  /// large.
+  /// Called on the hub: returns the blobs of all ranks, in the order of ranks; `own` is that of the hub. Throws
+  /// Error{kUsage} for a blob that is too large.
   std::vector<Bytes> collect_blobs(MessageType type, std::span<const std::byte> own, Deadline deadline);
   void require_blob(std::span<const std::byte> own) const;
   void deliver_decision(std::int32_t worst, int decided_by, Deadline deadline);
