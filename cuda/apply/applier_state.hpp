@@ -94,12 +94,13 @@ class DeviceApplier::State {
   NanExpansion expansion_;
   std::vector<FrameHeader> headers_;
   TracePayload of_delta_;
-  std::uint64_t changed_ = 0;  ///< Number of changes of the staged deltas.
+  std::uint64_t changed_ = 0;  ///< Number of changed elements in the staged deltas.
   bool staged_ = false;
-  bool changed_since_ = false;  ///< A staged frame has changed since it was validated.
-  bool any_raw_ = false;        ///< At least one staged delta has `raw` words.
-  bool any_context_ = false;    ///< At least one staged delta may have `context` positions.
-  bool replaced_ = false;       ///< The undo record holds the bits that the last apply() replaced.
+  /// True if the last apply() that was waited for found that a staged frame has changed since it was validated.
+  bool changed_since_ = false;
+  bool any_raw_ = false;      ///< True if a staged delta has `raw` words.
+  bool any_context_ = false;  ///< True if a staged delta may have `context` positions.
+  bool replaced_ = false;     ///< True if the undo record holds the bits that the last apply() replaced.
 
   DeviceMemory tensors_, views_, sections_, sums_, changes_, control_;
   DeviceMemory streams_, frames_, inspections_, frame_undo_, group_begins_, blocks_, cta_blocks_, undo_;

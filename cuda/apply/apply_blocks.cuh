@@ -16,7 +16,8 @@
 
 namespace sparsecast::cuda {
 
-/// Returns how many CTAs of decode_blocks are resident on a multiprocessor.
+/// Returns how many CTAs of decode_blocks are resident on a multiprocessor. `kWrite` is true for the passes that write
+/// weights, false for validation.
 template <class T, bool kWrite>
 constexpr unsigned decode_ctas(const DecodePolicy& policy) {
   if (!kWrite) return policy.validate_ctas;

@@ -9,16 +9,18 @@
 
 namespace sparsecast::cuda {
 
-/// Enqueues copying the header of each frame and summing its words into `received.inspections`. No frame is longer than
-/// `longest` bytes.
+/// Enqueues copying the header of each frame, and the sum of the words after the header, to `received.inspections`. No
+/// frame is longer than `longest` bytes.
 void launch_inspect_frames(const Received& received, std::uint32_t longest, const DeviceStream& device);
-/// Enqueues checking the directories of all frames and listing their blocks.
+/// Enqueues checking the directories of all frames and storing their blocks in `received.blocks`.
 void launch_read_directories(const Received& received, const DeviceStream& device);
 /// Enqueues decoding, into entries, the blocks with `context` positions whose elements have 2^size bytes.
 void launch_decode_context(unsigned size, const Received& received, const DeviceStream& device);
-/// Enqueues validating (Pass::kValidate) or writing the blocks whose elements have 2^size bytes.
+/// Enqueues a pass over the blocks whose elements have 2^size bytes: validates them (Pass::kValidate) or writes their
+/// changes to the live tensors (all other passes).
 void launch_decode_blocks(unsigned size, const Received& received, Pass pass, const DeviceStream& device);
-/// Enqueues adding the digests of the live tensors to `sums`, two words for each tensor, zero before the launch.
+/// Enqueues adding the digest of each live tensor, read in full, to `sums`: two words (low, high) for each tensor, zero
+/// before the launch. `sections` are the sections to read.
 void launch_digest(const Received& received, const SectionEntry* sections, std::uint32_t section_count,
                    std::uint64_t* sums, const DeviceStream& device);
 

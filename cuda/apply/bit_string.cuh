@@ -8,23 +8,24 @@
 
 namespace sparsecast::cuda {
 
-/// Upper bound of a valid payload: 2^22 changes take less than 2^31 bits in any coding, so bits are numbered in 32
-/// bits.
+/// Upper bound of the 4-byte words of a valid payload: 2^22 changes take less than 2^31 bits in any coding. So 32 bits
+/// hold any bit number.
 inline constexpr std::uint32_t kMostPayloadWords = 1U << 26;
 
+/// A bit string in memory.
 struct BitString {
   const std::uint32_t* words = nullptr;
-  std::uint32_t count = 0;  ///< At most kMostPayloadWords.
+  std::uint32_t count = 0;  ///< Number of words, at most kMostPayloadWords.
 
   __device__ std::uint32_t bits() const { return count * 32; }
   __device__ std::uint32_t word(std::uint32_t w) const { return w < count ? words[w] : 0; }
-  /// Returns `width` bits (0 to 32) from `bit` on.
+  /// Returns the `width` bits (0 to 32) that begin at bit number `bit`.
   __device__ std::uint32_t get(std::uint32_t bit, std::uint32_t width) const {
     if (width == 0) return 0;
     const std::uint64_t two = std::uint64_t{word(bit / 32 + 1)} << 32 | word(bit / 32);
     return static_cast<std::uint32_t>(two >> bit % 32) & ~0U >> (32 - width);
   }
-  /// Returns `width` bits (0 to 64) from `bit` on.
+  /// Returns the `width` bits (0 to 64) that begin at bit number `bit`.
   __device__ std::uint64_t get_long(std::uint32_t bit, std::uint32_t width) const {
     if (width <= 32) return get(bit, width);
     return get(bit, 32) | std::uint64_t{get(bit + 32, width - 32)} << 32;
@@ -33,7 +34,7 @@ struct BitString {
   __device__ bool padded_at(std::uint32_t bit) const { return get(bit, (32 - bit % 32) % 32) == 0; }
 };
 
-/// Writes the bit numbers of the next one bits, from bit `from` on, to `ones`: at most `wanted` of them. Returns how
+/// Finds the next `wanted` one bits, from bit number `from` on, and writes their bit numbers to `ones`. Returns how
 /// many it found: fewer than `wanted` if the string ends or has a run of about `most_zeros` zeros. Costs one scan by
 /// the CTA for every 8192 bits.
 __device__ inline std::uint32_t find_ones(const BitString& bits, std::uint32_t from, std::uint32_t wanted,
@@ -58,7 +59,8 @@ __device__ inline std::uint32_t find_ones(const BitString& bits, std::uint32_t f
   return found;
 }
 
-/// Returns the number of zeros between one bit r of `ones` and the one bit before; for r = 0, from bit `begin` on.
+/// Returns the number of zeros between one bit number r and the one bit before it, where ones[r] is the bit number of
+/// one bit r. For r = 0, counts the zeros from bit number `begin` on.
 __device__ inline std::uint32_t zeros_before(const std::uint32_t* ones, std::uint32_t r, std::uint32_t begin) {
   return ones[r] - (r == 0 ? begin : ones[r - 1] + 1);
 }

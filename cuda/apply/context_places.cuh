@@ -14,39 +14,49 @@
 
 namespace sparsecast::cuda {
 
-/// Number of counts (of kScanned elements each) in a tile, and in the group of a thread.
+/// Number of counts in a tile. Each count is of kScanned elements.
 inline constexpr std::uint32_t kTileCounts = kTileElems / kScanned;
+/// Number of successive counts that one thread adds up: its group.
 inline constexpr std::uint32_t kGroupCounts = kTileCounts / kThreads;
 static_assert(kGroupCounts * kScanned <= 255);
 
-/// A change whose place is known but not yet its value: the number of its entry in the block, and its key.
+/// A change whose place is known but whose value is not decoded yet: the number of its entry in the block, and the key
+/// of its old word.
 struct PlacedChange {
   std::uint32_t entry = 0;
   std::uint32_t key = 0;
 
-  /// Packs both into one word. An entry number has at most 22 bits, as an element number in a section has.
+  /// Returns `entry` and `key` in one word. An entry number has at most 22 bits, as an element number in a section has.
   __device__ std::uint32_t pack() const { return entry << 8 | key; }
   __device__ static PlacedChange unpack(std::uint32_t word) { return {word >> 8, word & 0xFF}; }
 };
 
 struct PlacesShared {
-  std::uint32_t counts[2][kTileCounts];  ///< Counts of classes 0 to 7, and of classes 8 to 15, in 4 bits each.
-  /// warps_before: elements of the class in the tile before a warp's range. before: elements between the start of that
-  /// range and a thread's group.
+  /// Elements of each class in each kScanned elements of the tile, in 4 bits each: counts[0] for classes 0 to 7,
+  /// counts[1] for classes 8 to 15.
+  std::uint32_t counts[2][kTileCounts];
+  /// For each class and warp: elements of the class in the tile before the warp's range.
   std::uint16_t warps_before[kMostClasses][kThreads / 32];
+  /// For each class and thread: elements of the class between the start of the range of the thread's warp and the
+  /// thread's group.
   std::uint16_t before[kMostClasses][kThreads];
-  std::uint32_t in_earlier_tiles[kMostClasses];  ///< Elements of each class in the tiles before.
+  std::uint32_t in_earlier_tiles[kMostClasses];  ///< Elements of each class in the tiles before the current one.
   std::uint32_t in_tiles[kMostClasses];          ///< Elements of each class up to the current tile, inclusive.
-  std::uint32_t next[2][kMostClasses];  ///< First change of each class not placed yet, before and after the tile.
-  std::uint32_t placed[2];              ///< Changes in the tiles before, without and with the current tile.
+  /// Number of the first change of each class that is not placed yet: before, and after the current tile. The two lists
+  /// swap their roles after each tile.
+  std::uint32_t next[2][kMostClasses];
+  /// Number of changes in the earlier tiles, without and with the current tile. The two swap their roles after each
+  /// tile.
+  std::uint32_t placed[2];
 };
 
-/// `kManyClasses`: the block has more than 8 classes.
+/// Finds the positions of the changes of a block from their ranks. With `kManyClasses`, the block has more than 8
+/// classes.
 template <class T, bool kManyClasses>
 class ChangePlacer {
  public:
-  /// `changes` holds the ranks of the block's changes; place() replaces each by its packed PlacedChange. `positions`
-  /// receives the positions of the block's entries.
+  /// Makes a placer for the block whose old words are `old`. `changes` holds the ranks of the block's changes; place()
+  /// replaces each by its packed PlacedChange. `positions` receives the positions of the block's entries.
   __device__ ChangePlacer(const OldWords<T>& old, const ExponentField& field, const ContextHead& head,
                           std::uint32_t* changes, std::uint32_t* positions, PlacesShared& shared, ScanShared& scan)
       : old_(old),
@@ -58,8 +68,8 @@ class ChangePlacer {
         shared_(shared),
         scan_(scan) {}
 
-  /// Places all changes. Returns to all threads whether every change has a place, and whether the block's words and
-  /// positions match its check sum.
+  /// Places all changes. Returns true to all threads if every change has a place and the block's words and positions
+  /// match its check sum.
   __device__ bool place() {
     if (threadIdx.x < kMostClasses) {
       shared_.in_tiles[threadIdx.x] = 0;
@@ -88,12 +98,14 @@ class ChangePlacer {
   static constexpr std::uint32_t kClasses = kManyClasses ? 16 : 8;
   static constexpr std::uint32_t kNibbles = 0x0F0F0F0FU;
   static constexpr std::uint32_t kBytes = 0x00FF00FFU;
-  /// Number of counts that a thread makes in a tile, and for how many of them it has loads in flight.
+  /// Number of counts that a thread makes in a tile.
   static constexpr std::uint32_t kCounts = kTileCounts / kThreads;
+  /// Number of counts for which a thread loads the elements at once.
   static constexpr std::uint32_t kInFlight = sizeof(T) <= 2 ? 4 : sizeof(T) == 4 ? 2 : 1;
   using Scanned8 = ScannedWords<T>;
 
-  /// Counts the elements of each class in the tile whose first element is `first`.
+  /// Counts the elements of each class in the tile whose first element is `first`, and stores the counts in
+  /// shared_.counts. Adds the old words to sum_.
   __device__ void count_tile(std::uint32_t first) {
     // The lanes of a warp read adjacent memory.
     const std::uint32_t own = threadIdx.x / 32 * (32 * kCounts) + threadIdx.x % 32;
@@ -123,7 +135,8 @@ class ChangePlacer {
     if constexpr (kManyClasses) shared_.counts[1][number] = static_cast<std::uint32_t>(counts >> 32);
   }
 
-  /// Adds up the counts of each thread's group, and of the groups before it in its warp.
+  /// Sets shared_.before from shared_.counts, and shared_.warps_before to the sums of the warps, which sum_warps() then
+  /// turns into prefix sums.
   __device__ void sum_groups() {
     const std::uint32_t lane = threadIdx.x % 32;
     SPARSECAST_UNROLL
@@ -159,7 +172,8 @@ class ChangePlacer {
     }
   }
 
-  /// Computes the prefix sums over the warps, and the totals of the tile.
+  /// Turns shared_.warps_before into prefix sums over the warps, and adds the totals of the tile to in_tiles. `turn` (0
+  /// or 1) says which half of `next` and `placed` is that before the tile.
   __device__ void sum_warps(std::uint32_t turn) {
     if (threadIdx.x >= kClasses * kWarps) return;
     const std::uint32_t c = threadIdx.x / kWarps;
@@ -178,7 +192,8 @@ class ChangePlacer {
     if (c == 0) shared_.placed[turn ^ 1] = shared_.placed[turn];
   }
 
-  /// Finds which changes are in the tile. Each warp takes one class after another.
+  /// Finds which changes are in the tile: sets `next` and `placed` after the tile. Each warp takes one class after
+  /// another.
   __device__ void find_changes(std::uint32_t turn) {
     for (std::uint32_t c = threadIdx.x / 32; c < head_.classes.count; c += kWarps) {
       const std::uint32_t begin = shared_.next[turn][c];
@@ -197,7 +212,8 @@ class ChangePlacer {
     }
   }
 
-  /// Places the changes of the tile, class by class.
+  /// Places the changes of the tile that begins at element `first`, class by class; the changes are divided among the
+  /// threads.
   __device__ void deal(std::uint32_t first, std::uint32_t turn) {
     const std::uint32_t entries = shared_.placed[turn];
     const std::uint32_t count = shared_.placed[turn ^ 1] - entries;
@@ -214,7 +230,8 @@ class ChangePlacer {
     }
   }
 
-  /// Finds element number `rank` of class `c` in the tile, and stores it as the place of change `i`.
+  /// Finds element number `rank` of class `c` in the tile that begins at element `first`. Stores its position as that
+  /// of entry `entry`, and the packed PlacedChange of change `i`.
   __device__ void place_one(std::uint32_t first, std::uint32_t c, std::uint32_t rank, std::uint32_t i,
                             std::uint32_t entry) {
     std::uint32_t warp = 0;

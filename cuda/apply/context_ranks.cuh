@@ -12,10 +12,14 @@ namespace sparsecast::cuda {
 
 /// Parameters of the position part. Changes are numbered in stored order: by class, and within a class by position.
 struct ContextHead {
-  std::uint32_t begin[kMostClasses + 1];  ///< The first change of each class.
+  /// Number of the first change of each class; begin[kMostClasses] is the number of changes.
+  std::uint32_t begin[kMostClasses + 1];
+  /// Rice parameter of each class.
   std::uint32_t rice[kMostClasses];
-  std::uint32_t remainder_bit[kMostClasses];  ///< Bit number of a class's first remainder.
+  std::uint32_t remainder_bit[kMostClasses];  ///< Bit number, in the payload, of the first remainder of each class.
+  /// Bit number, in the payload, of the first quotient.
   std::uint32_t quotient_bit;
+  /// Check sum of the block's old words and positions.
   std::uint32_t check;
   ContextClasses classes;
   /// For each class that has changes: the sum of the steps (gap + 1) of all changes of the classes before it.
@@ -31,13 +35,14 @@ struct ContextHead {
 
 class RankDecoder {
  public:
-  /// Decodes the ranks of `count` changes among `span` elements.
+  /// Makes a decoder of the ranks of `count` changes among `span` elements. decode() sets `head`, and records input
+  /// errors in `found`.
   __device__ RankDecoder(const BitString& payload, std::uint32_t span, std::uint32_t count, PositionsShared& shared,
                          ContextHead& head, FirstInputError& found)
       : payload_(payload), span_(span), count_(count), shared_(shared), head_(head), found_(found) {}
 
-  /// Writes the ranks to `ranks` and returns the words after the position part. After an input error neither is valid;
-  /// found.any() tells all threads of one.
+  /// Writes the rank of each change to `ranks`. Returns the words after the position part. After an input error neither
+  /// is valid; found.any() tells all threads that there is one.
   __device__ BitString decode(std::uint32_t* ranks) {
     // Each change takes at least two bits: its sign, and the one bit that ends its quotient.
     if (std::uint64_t{count_} * 2 > payload_.bits()) return refused(InputError::kOverrun);
@@ -64,7 +69,8 @@ class RankDecoder {
     return {};
   }
 
-  /// Reads the parameters of the classes. Lane l of the first warp reads those of class l.
+  /// Reads the parameters of all classes into head_. Only the first warp calls it; lane l reads the parameters of class
+  /// l.
   __device__ void read_head() {
     const std::uint32_t lane = WarpThreads::rank();
     ContextClasses classes;
@@ -104,7 +110,8 @@ class RankDecoder {
     return payload_.get(head_.remainder_bit[c] + (i - head_.begin[c]) * head_.rice[c], head_.rice[c]);
   }
 
-  /// Completes the quotients with their tails, which begin at bit `tail_bit`, and sums the gaps of each class to ranks.
+  /// Completes the quotients, whose tails begin at bit number `tail_bit`, and replaces the codes in `ranks` by ranks,
+  /// which are the sums of a class's gaps.
   __device__ void add_up(std::uint32_t tail_bit, std::uint32_t* ranks) {
     std::uint64_t sum = 0;
     for (std::uint32_t first = 0; first < count_; first += kDecodeChunk) {

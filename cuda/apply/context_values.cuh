@@ -10,16 +10,18 @@
 
 namespace sparsecast::cuda {
 
-/// Decodes the coded words of a block. `changes` are its packed PlacedChanges; `words` receives the words of its
-/// entries.
+/// Decodes the coded words of a block.
 template <class T>
 class ContextValueDecoder {
  public:
+  /// `values` is the value part of the block, with `count` changes. `changes` are their packed PlacedChanges, in stored
+  /// order. `words` receives the coded words of the block's entries. decode() records input errors in `found`.
   __device__ ContextValueDecoder(const BitString& values, std::uint32_t count, const std::uint32_t* changes, T* words,
                                  PositionsShared& shared, FirstInputError& found)
       : values_(values), count_(count), changes_(changes), words_(words), shared_(shared), found_(found) {}
 
-  /// Writes the coded words. They are valid unless found.any(), which tells all threads of an error.
+  /// Writes the coded words of all changes. `exception_rice` is the Rice parameter of the exceptions' gaps. The words
+  /// are valid unless found.any(), which tells all threads of an error.
   __device__ void decode(std::uint32_t exception_rice, ExceptionsShared& shared) {
     parameters_.rice_keys = values_.get(0, 9);
     parameters_.scale = values_.get(9, 9);
@@ -58,8 +60,8 @@ class ContextValueDecoder {
     found_.require(values_.padded_at(static_cast<std::uint32_t>(bits)), InputError::kPadding);
   }
 
-  /// Sets each word to the bits that are stored below its quotient, or to 0 if it has no quotient. Returns the bit
-  /// number behind these bits, and sets `rice_changes` to the number of quotients.
+  /// Sets each word to the bits that are stored below its quotient, or to 0 if it has no quotient. Returns the number
+  /// of the bit after all these bits. Sets `rice_changes` to the number of quotients.
   __device__ std::uint64_t read_lows(std::uint32_t& rice_changes) {
     std::uint64_t at = kSigns + std::uint64_t{count_};
     rice_changes = 0;
@@ -91,8 +93,8 @@ class ContextValueDecoder {
     return at;
   }
 
-  /// Adds the quotients to the words and turns these into coded words. The quotients begin at bit `at`, their tails at
-  /// bit `tail_bit`.
+  /// Adds the quotients to the words and turns the words, which are then magnitudes, into coded words. The quotients
+  /// begin at bit number `at`, their tails at bit number `tail_bit`.
   __device__ void add_quotients(std::uint32_t at, std::uint32_t tail_bit) {
     for (std::uint32_t first = 0; first < count_; first += kDecodeChunk) {
       const std::uint32_t own = first + threadIdx.x * kEachDecoded;

@@ -19,9 +19,10 @@ __device__ inline std::uint32_t coded_words(const ReceivedBlock& block) {
 /// Returns the value codec of the block, which is that of its delta.
 __device__ inline ValueCodec values_of(const ReceivedBlock& block) { return Coding::unpack(block.coding).values; }
 
-/// Calls sink(first, entries) for each chunk of changes. Entries [0, entries) of shared.positions and shared.coded then
-/// hold changes [first, first + entries). If any thread finds an input error in a chunk, stops before calling `sink`
-/// for that chunk. Returns the error of this thread. The caller may reuse `shared` after its next barrier.
+/// Decodes a block chunk by chunk, and calls sink(first, entries) for each chunk. Entries [0, entries) of
+/// shared.positions and shared.coded then hold changes [first, first + entries). If any thread finds an input error in
+/// a chunk, stops before calling `sink` for that chunk. Returns the error that this thread has found. The caller may
+/// reuse `shared` after its next barrier.
 template <class T, class Sink>
 __device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& shared, const Sink& sink) {
   if (block.payload_words > kMostPayloadWords) return InputError::kLength;
@@ -46,15 +47,15 @@ __device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& 
   return found.input_error;
 }
 
-/// Returns the coded words of the block's entries.
+/// Returns the address of the first coded word of the block's entries.
 template <class T>
 __device__ T* entry_words(const Received& received, const ReceivedBlock& block) {
   return in_global(reinterpret_cast<T*>(received.entry_words + block.first_change * received.entry_word_bytes));
 }
 
-/// Decodes a block, unless its elements are not of T or it has `context` positions. Calls enter(block) while `shared`
-/// is free for other uses, then sink(block, first, entries) for each chunk as decode_block does. Records an input error
-/// in `error_word`, a word of the control.
+/// Decodes a block and calls sink(block, first, entries) for each chunk, as decode_block does. Before, calls
+/// enter(block), while `shared` is free for other uses. Does nothing for a block whose elements do not have the size of
+/// T, or that has `context` positions. Records an input error in `error_word`, a word of the control.
 template <class T, class Enter, class Sink>
 __device__ void decode_one(const Received& received, const ReceivedBlock& block, DecodeShared<T>& shared,
                            std::uint64_t* error_word, const Enter& enter, const Sink& sink) {
@@ -69,9 +70,9 @@ __device__ void decode_one(const Received& received, const ReceivedBlock& block,
   __syncthreads();
 }
 
-/// Calls sink(block, positions, words, entries) for the changes of the validated blocks [at, end) with elements of T,
-/// chunk by chunk. Decodes a block, or takes its entries if it has `context` positions. CTA n takes every gridDim.x-th
-/// block from the n-th on.
+/// Calls sink(block, positions, words, entries) for the changes of the validated blocks [at, end), chunk by chunk;
+/// blocks whose elements do not have the size of T are left out. Decodes each block, or takes its entries if it has
+/// `context` positions. Of the blocks, CTA n takes the n-th and then every gridDim.x-th.
 template <class T, class Sink>
 __device__ void decode_range(const Received& received, const ReceivedBlock* at, const ReceivedBlock* end,
                              DecodeShared<T>& shared, const Sink& sink) {
@@ -88,7 +89,7 @@ __device__ void decode_range(const Received& received, const ReceivedBlock* at, 
   }
 }
 
-/// Calls decode_one() for the blocks that are listed for CTAs.
+/// Calls decode_one() for the blocks in received.cta_blocks, which a whole CTA decodes.
 template <class T, class Enter, class Sink>
 __device__ void decode_listed(const Received& received, DecodeShared<T>& shared, std::uint64_t* error_word,
                               const Enter& enter, const Sink& sink) {
@@ -98,13 +99,13 @@ __device__ void decode_listed(const Received& received, DecodeShared<T>& shared,
   }
 }
 
-/// Returns the row-major element `index` of the live tensor.
+/// Returns a reference to the element with row-major index `index` of the live tensor.
 template <class T>
 __device__ T& live_element(const Received& received, const LiveTensor& tensor, std::uint64_t index) {
   return reinterpret_cast<T*>(tensor.data)[place_of(view_at(received.views, tensor.view), index)];
 }
 
-/// Returns the index at which row-major element `index` counts in the digest.
+/// Returns the index at which the element with row-major index `index` counts in the digest.
 __device__ inline std::uint64_t digest_index(const Received& received, const LiveTensor& tensor, std::uint64_t index) {
   return digest_place(view_at(received.views, tensor.digest_view), index);
 }

@@ -19,6 +19,7 @@ struct ContextShared : PositionsShared, ExceptionsShared {
   PlacesShared places;
 };
 
+/// Returns where the old words of the block are in the live tensor.
 template <class T>
 __device__ OldWords<T> old_words_of(const Received& received, const ReceivedBlock& block) {
   const LiveTensor& tensor = received.tensors[block.tensor];
@@ -32,7 +33,8 @@ __device__ OldWords<T> old_words_of(const Received& received, const ReceivedBloc
   return old;
 }
 
-/// Decodes one block into its entries. Returns the input error of this thread. A barrier follows the last use of
+/// Decodes one block with `context` positions, and stores the positions and coded words of its changes as its entries.
+/// Returns the input error that this thread has found. No barrier is needed before the next call with the same
 /// `shared`.
 template <class T>
 __device__ InputError decode_context_block(const Received& received, const ReceivedBlock& block,

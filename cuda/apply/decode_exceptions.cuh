@@ -9,15 +9,20 @@
 
 namespace sparsecast::cuda {
 
-/// The exceptions that are not decoded yet. The form with lengths uses only high_bit. It is in shared memory to save
-/// registers, as PositionCursor is.
+/// The exceptions of a block that are not decoded yet. Blocks whose magnitudes have lengths (Coding::lengths) use only
+/// high_bit. The cursor is in shared memory to save registers, as PositionCursor is.
 struct ExceptionCursor {
+  /// Number of these exceptions.
   std::uint32_t left;
+  /// Bit number, in the values, of the remainder of the next exception's gap.
   std::uint32_t remainder_bit;
+  /// Bit number of the quotient of the next exception's gap.
   std::uint32_t gap_bit;
+  /// Bit number of the width of the next exception's high part.
   std::uint32_t width_bit;
+  /// Bit number of the next exception's high part.
   std::uint32_t high_bit;
-  std::uint32_t next;  ///< Lowest index that the next exception may have.
+  std::uint32_t next;  ///< Lowest index of a change that the next exception may have.
 };
 
 struct ExceptionsShared {
@@ -28,8 +33,8 @@ struct ExceptionsShared {
 
 /// Parameters of the exceptions of one block.
 struct ExceptionFormat {
-  std::uint32_t count;      ///< Changes of the block.
-  std::uint32_t gap_rice;   ///< `ke`.
+  std::uint32_t count;      ///< Number of changes of the block.
+  std::uint32_t gap_rice;   ///< Rice parameter of the gaps, `ke` of the block's coding.
   std::uint32_t high_bits;  ///< Exceptions have fewer bits than this below their highest one bit.
 };
 
@@ -39,8 +44,8 @@ class ExceptionDecoder {
                               ScanShared& scan, FirstInputError& found)
       : format_(format), values_(values), shared_(shared), scan_(scan), found_(found) {}
 
-  /// Walks over the exceptions; their number is stored first, at bit `begin`. Returns the bit number behind the last
-  /// exception, or 0 after an input error.
+  /// Finds and checks the exceptions, whose number is stored first, at bit number `begin`. Returns the bit number after
+  /// the last exception, or 0 after an input error. Must come before read().
   __device__ std::uint64_t locate(std::uint64_t begin) {
     if (begin > values_.bits()) return refused(InputError::kOverrun);
     // All threads read the number of exceptions, each for itself.
@@ -103,7 +108,8 @@ class ExceptionDecoder {
     return 0;
   }
 
-  /// Walks over the gaps, which must stay within the block, then over the widths. Returns the end of the high parts.
+  /// Walks over the gaps, which must stay within the block, then over the widths, and stores the completed cursor in
+  /// shared memory. Returns the bit number after the high parts, or 0 after an input error.
   __device__ std::uint64_t locate_widths(ExceptionCursor& cursor) {
     std::uint32_t at = cursor.gap_bit;
     std::uint64_t next = 0;
@@ -135,8 +141,8 @@ class ExceptionDecoder {
 
   __device__ static std::uint32_t batch(std::uint32_t left) { return left < kThreads ? left : kThreads; }
 
-  /// Returns the gap before this thread's exception plus one, which is less than 2^46; 0 if the thread has no
-  /// exception.
+  /// Returns the gap before this thread's exception, plus one; the result is less than 2^46. Returns 0 if the thread
+  /// has no exception.
   __device__ std::uint64_t step_of(std::uint32_t remainder_bit, std::uint32_t gap_bit, std::uint32_t wanted) const {
     if (threadIdx.x >= wanted) return 0;
     const std::uint64_t quotient = zeros_before(shared_.gap_ones, threadIdx.x, gap_bit);

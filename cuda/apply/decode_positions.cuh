@@ -12,15 +12,17 @@
 
 namespace sparsecast::cuda {
 
-/// Number of changes that one thread decodes at a time, and that all threads of a CTA decode together.
+/// Number of changes that one thread decodes at a time.
 inline constexpr std::uint32_t kEachDecoded = 4;
+/// Number of changes that all threads of a CTA decode together: a chunk.
 inline constexpr std::uint32_t kDecodeChunk = kEachDecoded * kThreads;
 
 /// State from which the next chunk continues, the same for all threads. It is in shared memory because registers limit
 /// the number of resident CTAs. Thread 0 updates it after a barrier that follows the reads of all threads.
 struct PositionCursor {
-  std::uint32_t ones_bit;  ///< packed, bitmap: bit number of the next quotient or element.
-  std::uint32_t tail_bit;  ///< packed: bit number of the next tail.
+  /// Only for packed and bitmap: bit number of the next change's quotient (packed), or of the next element (bitmap).
+  std::uint32_t ones_bit;
+  std::uint32_t tail_bit;  ///< Only for packed: bit number of the next tail.
   std::uint32_t next;      ///< Lowest position that the next change may have.
 };
 
@@ -30,14 +32,15 @@ struct PositionsShared {
   std::uint32_t positions[kDecodeChunk];
 };
 
-/// Ends of the two parts of quotient codes.
+/// Where the two parts of quotient codes end: the unary part, and the tails that follow it.
 struct QuotientsEnd {
-  std::uint32_t tails = 0;  ///< Bit number of the first tail, which follows the last one bit.
-  std::uint64_t end = 0;    ///< Bit number behind the last tail; 0 if the string ends before the last one bit.
+  std::uint32_t tails = 0;  ///< Bit number of the first tail, which is that after the last one bit.
+  std::uint64_t end = 0;    ///< Bit number after the last tail; 0 if the string ends before the last one bit.
 };
 
-/// Walks over the codes of `count` quotients from bit `at` on, each with at most `most_zeros` zeros. Calls visit(i,
-/// zeros) for each, from any thread. Leaves the bit numbers of the last chunk's one bits in shared.positions.
+/// Walks over the codes of `count` quotients from bit number `at` on, each with at most `most_zeros` zeros. Calls
+/// visit(i, zeros) for quotient number i, in any thread. Leaves the bit numbers of the last chunk's one bits in
+/// shared.positions. Records input errors in `found`.
 template <class Visit>
 __device__ QuotientsEnd walk_quotients(const BitString& bits, std::uint32_t at, std::uint32_t count,
                                        std::uint32_t most_zeros, PositionsShared& shared, FirstInputError& found,
@@ -64,13 +67,15 @@ __device__ QuotientsEnd walk_quotients(const BitString& bits, std::uint32_t at, 
 
 class PositionDecoder {
  public:
-  /// Decodes `count` changes among `span` elements. `coding` stays packed: unpacking a field again is cheaper than
-  /// keeping it in a register for the whole block.
+  /// Makes a decoder of the positions of `count` changes among `span` elements, with the packed Coding `coding`.
+  /// `coding` stays packed: unpacking a field again is cheaper than keeping it in a register for the whole block. The
+  /// decoder records input errors in `found`.
   __device__ PositionDecoder(std::uint32_t coding, std::uint32_t span, std::uint32_t count, const BitString& payload,
                              PositionsShared& shared, FirstInputError& found)
       : shared_(shared), found_(found), payload_(payload), coding_(coding), span_(span), count_(count) {}
 
-  /// Returns the words after the position part, or none if the part is not valid.
+  /// Finds the end of the position part. Returns the words after it, or none if the part is not valid. Must come before
+  /// read().
   __device__ BitString locate() {
     switch (codec()) {
       case PositionCodec::kIndex32:
@@ -89,7 +94,8 @@ class PositionDecoder {
     return {};
   }
 
-  /// Writes the positions of changes [first, first + entries) to shared.positions.
+  /// Decodes changes [first, first + entries) and writes their positions to shared.positions. Successive calls must be
+  /// for successive changes.
   __device__ void read(std::uint32_t first, std::uint32_t entries) {
     switch (codec()) {
       case PositionCodec::kIndex32:
@@ -113,7 +119,8 @@ class PositionDecoder {
   __device__ std::uint32_t rice() const { return Coding::unpack(coding_).kp; }
   __device__ std::uint32_t gap_bits() const { return rice() != 0 ? 32 : 16; }
 
-  /// Ends the position part after `bits` bits and returns the words of the values.
+  /// Returns the words after a position part of `bits` bits, which are those of the values. Records an input error if
+  /// the payload is shorter or the padding is not zero.
   __device__ BitString end(std::uint64_t bits) {
     const std::uint64_t words = (bits + 31) / 32;
     if (words > payload_.count) return refused(InputError::kOverrun);
@@ -161,7 +168,8 @@ class PositionDecoder {
     }
   }
 
-  /// Decodes gap16 and packed. Each thread takes consecutive entries, so that one scan sums all gaps.
+  /// Does the work of read() for gap16 and packed. Each thread takes consecutive entries, so that one scan sums all
+  /// gaps.
   __device__ void read_gaps(std::uint32_t first, std::uint32_t entries) {
     const std::uint32_t begin = first == 0 ? 0 : cursor().next;
     const std::uint32_t own = threadIdx.x * kEachDecoded;

@@ -14,19 +14,22 @@
 
 namespace sparsecast::cuda {
 
-/// Limits of a block that a warp decodes: payload words, changes, and exceptions. A lane has at most 31 changes, whose
-/// signs it reads together.
+/// Largest number of payload words of a block that a warp decodes.
 inline constexpr std::uint32_t kRunPayloadWords = 512;
+/// Largest number of changes of a block that a warp decodes. A lane has at most 31 changes, whose signs it reads
+/// together.
 inline constexpr std::uint32_t kRunDecoded = 31 * 32;
+/// Largest number of exceptions of a block that a warp decodes.
 inline constexpr std::uint32_t kRunExceptions = 256;
 
-/// Returns whether a warp decodes the block.
+/// Returns whether a warp decodes the block, because of its coding and its size. If not, a whole CTA does.
 __device__ inline bool warp_decodes(const ReceivedBlock& block) {
   const Coding coding = Coding::unpack(block.coding);
   return coding.positions == PositionCodec::kPacked && coding.kv == 0 && !coding.lengths &&
          block.changed <= kRunDecoded && block.payload_words <= kRunPayloadWords;
 }
 
+/// Shared memory of a warp: the copy of a payload, the decoded changes, and bit numbers of one bits of the exceptions.
 template <class T>
 struct RunDecoded {
   // Reading a field at the end of the payload may also read the word after it.
@@ -43,11 +46,11 @@ struct RunBits {
   std::uint32_t count = 0;
 
   __device__ std::uint32_t bits() const { return count * 32; }
-  /// Returns `width` bits (0 to 31) from `bit` on; `bit` is inside the string or at its end.
+  /// Returns the `width` bits (0 to 31) that begin at bit number `bit`, which is inside the string or at its end.
   __device__ std::uint32_t get(std::uint32_t bit, std::uint32_t width) const {
     return __funnelshift_r(words[bit / 32], words[bit / 32 + 1], bit) & ((1U << width) - 1);
   }
-  /// Returns `width` bits (0 to 64) from `bit` on; all must be inside the string.
+  /// Returns the `width` bits (0 to 64) that begin at bit number `bit`; all of them must be inside the string.
   __device__ std::uint64_t get_long(std::uint32_t bit, std::uint32_t width) const {
     std::uint64_t value = 0;
     for (std::uint32_t at = 0; at < width; at += 16) {
@@ -60,7 +63,8 @@ struct RunBits {
   __device__ bool padded_at(std::uint32_t bit) const { return bit % 32 == 0 || words[bit / 32] >> bit % 32 == 0; }
 };
 
-/// Writes the bit numbers of the next `wanted` one bits, from bit `from` on, to `ones`. Returns whether all were found.
+/// Finds the next `wanted` one bits, from bit number `from` on, and writes their bit numbers to `ones`. Returns whether
+/// there are that many.
 __device__ inline bool find_run_ones(const RunBits& bits, std::uint32_t from, std::uint32_t wanted,
                                      std::uint32_t* ones) {
   std::uint32_t found = 0;
@@ -79,8 +83,9 @@ __device__ inline bool find_run_ones(const RunBits& bits, std::uint32_t from, st
   return found >= wanted;
 }
 
-/// Decodes packed positions and returns whether they are valid; sets `values` to the words after them. Each lane
-/// decodes consecutive entries, first as distances from the first entry of the lane.
+/// Decodes the packed positions of `count` changes and returns whether they are valid. Writes, for each change, its
+/// distance from the first entry of its lane to `positions`; the position is that distance plus `origin`, which is set
+/// for each lane. Sets `values` to the words after the position part.
 __device__ inline bool decode_run_positions(const RunBits& payload, std::uint32_t count, std::uint32_t span,
                                             std::uint32_t kp, std::uint32_t* positions, RunBits& values,
                                             std::uint32_t& origin) {
@@ -131,8 +136,9 @@ __device__ inline bool decode_run_positions(const RunBits& payload, std::uint32_
   return true;
 }
 
-/// Decodes the exceptions of a block with `ulp` words, from bit `at` of the values on, and overwrites words of
-/// magnitude 0. The lanes may have written these words just before, because find_run_ones() ends with a barrier.
+/// Decodes the exceptions of a block with `ulp` words, from bit number `at` of the values on, and writes their words to
+/// run.coded, where all words have magnitude 0 before. Returns whether the exceptions are valid and the values end with
+/// them. The lanes may have written run.coded just before, because find_run_ones() ends with a barrier.
 template <class T>
 __device__ bool decode_run_exceptions(const RunBits& values, std::uint32_t at, std::uint32_t count, std::uint32_t ke,
                                       RunDecoded<T>& run) {
@@ -182,7 +188,8 @@ __device__ bool decode_run_exceptions(const RunBits& values, std::uint32_t at, s
   return (end + 31) / 32 == values.count && values.padded_at(end);
 }
 
-/// Decodes the copied payload of a block that a warp decodes, and returns whether it is valid.
+/// Decodes the payload of a block from its copy in run.payload to run.positions and run.coded. Returns whether it is
+/// valid.
 template <class T>
 __device__ bool decode_copied(const ReceivedBlock& block, RunDecoded<T>& run) {
   constexpr std::uint32_t kWidth = 8 * sizeof(T);
@@ -212,8 +219,8 @@ __device__ bool decode_copied(const ReceivedBlock& block, RunDecoded<T>& run) {
   return decode_run_exceptions(values, count, count, coding.ke, run);
 }
 
-/// Decodes the changes of a block that a warp decodes to run.positions and run.coded and returns whether it is valid.
-/// All lanes return the same value. No barrier is needed between their uses of the changes and the next call.
+/// Decodes a block that warp_decodes() accepts to run.positions and run.coded. Returns to all lanes whether the block
+/// is valid. No barrier is needed between the use of the decoded changes and the next call.
 template <class T>
 __device__ bool decode_run(const ReceivedBlock& block, RunDecoded<T>& run) {
   const std::uint32_t* const payload = in_global(block.payload);

@@ -19,11 +19,13 @@ class ValueDecoder {
  public:
   static constexpr std::uint32_t kWidth = 8 * sizeof(T);
 
-  /// Decodes the words of `count` changes. `coding` stays packed for the reason that PositionDecoder gives.
+  /// Makes a decoder of the words of `count` changes with the packed Coding `coding`. `coding` stays packed, because
+  /// unpacking a field again is cheaper than keeping it in a register. The decoder records input errors in `found`.
   __device__ ValueDecoder(std::uint32_t coding, std::uint32_t count, DecodeShared<T>& shared, FirstInputError& found)
       : shared_(shared), found_(found), coding_(coding), count_(count) {}
 
-  /// Checks the structure of `values`, the payload after the positions.
+  /// Takes `values`, the payload after the positions, and checks that it has the length and the padding that the coding
+  /// gives it. Must come before read().
   __device__ void locate(const BitString& values) {
     values_ = values;
     if (whole_words()) {
@@ -36,7 +38,8 @@ class ValueDecoder {
     if (found_.input_error == InputError::kNone) end_values(end);
   }
 
-  /// Writes the words of changes [first, first + entries) to shared.coded.
+  /// Decodes changes [first, first + entries) and writes their coded words to shared.coded. Successive calls must be
+  /// for successive changes.
   __device__ void read(std::uint32_t first, std::uint32_t entries) {
     if (whole_words()) {
       for (std::uint32_t i = threadIdx.x; i < entries; i += kThreads) {

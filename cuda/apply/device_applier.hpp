@@ -30,7 +30,7 @@ enum class KeepReplaced : std::uint8_t {
 
 struct DeviceApplierOptions {
   KeepReplaced keep_replaced = KeepReplaced::kNone;
-  /// DeviceOptions::entry_bytes.
+  /// Largest number of bytes of device memory for decoded changes, as DeviceOptions::entry_bytes.
   std::optional<std::uint64_t> entry_bytes = {};
   /// Time limit of one wait for the device.
   std::chrono::milliseconds deadline{60'000};
@@ -41,6 +41,7 @@ struct DeviceApplierOptions {
 
 /// FRAME records of one stream's delta, in order of sequence.
 struct StreamFrames {
+  /// Number of the stream in the joined tables.
   std::size_t stream = 0;
   const DeltaHeader* header = nullptr;
   std::span<const DeviceRecord> frames;
@@ -58,25 +59,26 @@ class DeviceApplier {
   DeviceApplier(DeviceApplier&&) noexcept;
   ~DeviceApplier();
 
-  /// Verifies all FRAME records of the deltas (at most one delta a stream): checksums, fields, directories, and every
+  /// Verifies all FRAME records of the deltas (at most one delta per stream): checksums, fields, directories, and every
   /// block. Waits for the device twice. Writes nothing to the tensors. The records must not change until their last
   /// use; two streams may share them. Throws Error{kCorrupt} or {kForeignStream} as the CPU does, and {kUnsupported}
   /// for a body compressed with zstd.
   void stage(std::span<const StreamFrames> deltas, CUstream_st* stream);
-  /// Stages a delta of the only stream.
+  /// Does the same as stage() above for an applier of one stream.
   void stage(const DeltaHeader& header, std::span<const DeviceRecord> frames, CUstream_st* stream);
   /// Returns the headers of the staged frames, delta after delta; the caller compares them with the COMMITs.
   const std::vector<FrameHeader>& frames() const noexcept;
 
-  /// Enqueues writing the staged deltas to the tensors, one launch for each element size, and returns.
-  /// Direction::kInverse needs `xor` or `ulp` words (Error{kUsage}).
+  /// Enqueues writing the staged deltas to the tensors, with one launch for each element size, and returns without
+  /// waiting. Direction::kInverse needs `xor` or `ulp` words; throws Error{kUsage} for other words.
   void apply(Direction direction, CUstream_st* stream);
   /// Enqueues writing back the bits that the last apply(), in either direction, has replaced. Throws Error{kUsage} if
   /// no replaced bits are kept.
   void restore(CUstream_st* stream);
   /// Enqueues undoing the last apply(kForward): from the replaced bits if they are kept, otherwise by the inverse.
   void roll_back(CUstream_st* stream);
-  /// Waits for the last apply() or restore() and returns the change of the digest of each tensor.
+  /// Waits for the last apply() or restore(). Returns, for each tensor, by how much its digest has changed. Throws
+  /// Error{kCorrupt} if a staged frame has changed since stage().
   std::vector<StateDigest> digest_changes();
 
   /// Prepares the staged delta for expand(), the alternative to apply() for engines whose loader takes NaN-masked
@@ -85,7 +87,7 @@ class DeviceApplier {
   /// Throws Error{kUnsupported} naming the tensor whose dtype has no NaNs, or the element that would become a NaN, and
   /// {kUsage} for kInverse with `raw` words.
   StateDigest prepare_expansion(Direction direction, CUstream_st* stream);
-  /// Returns the indices of the tensors that the delta changes, ascending; the loader need not see the others.
+  /// Returns the indices of the tensors that the delta changes, ascending. The loader need not see any other tensor.
   const std::vector<std::size_t>& expansion_tensors() const noexcept;
   /// Enqueues writing the tensor in full shape to `d_out` (table[tensor].bytes() bytes, aligned to its elements): new
   /// values where the delta changes an element, NaNs elsewhere. The delta is decoded against the live tensor, which
@@ -97,7 +99,8 @@ class DeviceApplier {
   /// they apply; stage() and digests() check the tensors that they read.
   void require_mapped() const;
 
-  /// Reads tensors [first, first + count) in full, waits, and returns each tensor's term of the sum in digest_tensors.
+  /// Reads tensors [first, first + count) in full and waits. Returns, for each of these tensors, its term of the sum in
+  /// digest_tensors.
   std::vector<StateDigest> digests(std::size_t first, std::size_t count, CUstream_st* stream);
 
  private:

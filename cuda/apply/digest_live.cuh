@@ -10,7 +10,7 @@
 
 namespace sparsecast::cuda {
 
-/// A sum below 2^96.
+/// A sum below 2^96: carries * 2^64 + low.
 struct LongSum {
   std::uint64_t low = 0;
   std::uint32_t carries = 0;
@@ -32,14 +32,14 @@ struct LongSum {
   }
 };
 
-/// Sum of the digests of a thread's elements. The halves of their products are summed separately; total() adds the
-/// carries.
+/// Sum of the digests of one thread's elements. The 32-bit parts of the products are summed separately; total()
+/// combines them, with their carries, to the sum.
 struct DigestHalves {
   LongSum low;
   LongSum middle;
   std::uint64_t high = 0;
 
-  /// Adds an element.
+  /// Adds the digest of one element: its bits times its weight.
   template <class T>
   __device__ void add(std::uint64_t weight, T bits) {
     const auto a_low = static_cast<std::uint32_t>(weight);
@@ -60,7 +60,8 @@ struct DigestHalves {
   }
 };
 
-/// Adds the digest of the elements of a vector of 16 bytes; `counter` is that of its first element.
+/// Adds the digest of the elements of one 16-byte vector to `sum`. `counter` is the digest counter of the first of
+/// them; `key_hi` is that of the tensor.
 template <class T>
 __device__ void digest_vector(const uint4& vector, std::uint64_t counter, std::uint64_t key_hi, DigestHalves& sum) {
   const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
@@ -78,7 +79,8 @@ __device__ void digest_vector(const uint4& vector, std::uint64_t counter, std::u
   }
 }
 
-/// Adds the digest of the first `vectors` vectors of 16 bytes from element `begin` of a contiguous tensor.
+/// Adds the digest of `vectors` vectors of 16 bytes, from element `begin` of a contiguous tensor on, to the sums of the
+/// threads of the CTA.
 template <class T>
 __device__ void digest_vectors(const LiveTensor& tensor, std::uint64_t begin, std::uint32_t vectors,
                                DigestHalves& sum) {
@@ -104,7 +106,8 @@ __device__ void digest_vectors(const LiveTensor& tensor, std::uint64_t begin, st
   }
 }
 
-/// Adds the digest of the elements [begin, end); `begin` is the first element of a tile.
+/// Adds the digest of elements [begin, end) of a tensor to the sums of the threads of the CTA. `begin` is the first
+/// element of a tile.
 template <class T>
 __device__ void digest_elements(const Received& received, const LiveTensor& tensor, std::uint64_t begin,
                                 std::uint64_t end, DigestHalves& sum) {
@@ -131,10 +134,10 @@ __device__ void digest_elements(const Received& received, const LiveTensor& tens
   }
 }
 
-/// Number of tiles of a section that a CTA sums at a time.
+/// Number of tiles of a section that a CTA sums at a time: a slice.
 inline constexpr std::uint32_t kDigestTiles = 16;
 
-/// Adds the digest of each tensor, read in full, to `sums`: two words (low, high) for each tensor, zero before the
+/// Reads each tensor in full and adds its digest to `sums`: two words (low, high) for each tensor, zero before the
 /// launch.
 static __global__ void __launch_bounds__(kThreads)
     digest_live(Received received, const SectionEntry* sections, std::uint32_t section_count, std::uint64_t* sums) {

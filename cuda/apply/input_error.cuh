@@ -13,9 +13,11 @@ namespace sparsecast::cuda {
 struct FirstInputError {
   InputError input_error = InputError::kNone;
 
+  /// Records an error with this reason, unless this thread has found an earlier one.
   __device__ void refuse(InputError reason) {
     if (input_error == InputError::kNone) input_error = reason;
   }
+  /// Records an error with this reason unless the condition `holds`.
   __device__ void require(bool holds, InputError reason) {
     if (!holds) refuse(reason);
   }
@@ -23,7 +25,8 @@ struct FirstInputError {
   __device__ bool any() const { return __syncthreads_or(input_error != InputError::kNone ? 1 : 0) != 0; }
 };
 
-/// Records `reason` for block `block` unless the error word already names a lower block.
+/// Records an error with this reason for block number `block` in the error word `*input_error`, unless that word
+/// already names a lower block.
 __device__ inline void refuse_block(std::uint64_t* input_error, std::uint32_t block, InputError reason) {
   atomicMin(reinterpret_cast<unsigned long long*>(input_error),
             static_cast<unsigned long long>(std::uint64_t{block} << 8 | static_cast<std::uint64_t>(reason)));

@@ -7,8 +7,9 @@
 
 namespace sparsecast::cuda {
 
-/// Returns an entry for each tensor of an applier, for the kernels, and adds the tensors' views to `plan`, the plan of
-/// the table. Throws Error{kUsage} naming the tensor if its memory does not fit.
+/// Returns the LiveTensor of each tensor of the table, whose memory is `tensors`, for the kernels. Adds the tensors'
+/// views to `plan`, the plan of the table. Throws Error{kUsage} naming the tensor if its memory does not fit the table,
+/// or if its elements overlap.
 std::vector<LiveTensor> describe_live(const TensorTable& table, const std::vector<TensorRef>& tensors, TilePlan& plan);
 
 /// Throws Error{kUsage} naming the tensor if one of tensors [first, first + count) begins at an address without memory:

@@ -16,8 +16,8 @@ namespace sparsecast::cuda {
 
 class NanExpansion {
  public:
-  /// Loads the kernels of this class and of device_masked_copy, with which loaders copy the expanded tensors, for the
-  /// element sizes of a table. `loader` must have loads_only set.
+  /// Loads the kernels of this class and of device_masked_copy, with which loaders copy the expanded tensors. sizes[s]
+  /// says whether the table has elements of 2^s bytes. `loader` must have loads_only set.
   static void load_kernels(const bool (&sizes)[4], const DeviceStream& loader);
 
   /// Checks the delta whose validated blocks `received` describes, writes nothing, and waits. Returns the change that
@@ -25,7 +25,7 @@ class NanExpansion {
   /// Throws as NanMaskedDelta does, and Error{kCorrupt} if the frames have changed since they were validated.
   StateDigest prepare(const TensorTable& table, const Received& received, const bool (&sizes)[4], Direction direction,
                       const HostWait& host, const DeviceStream& device);
-  /// Invalidates prepare(), because the live tensors or the frames have changed.
+  /// Makes expand() refuse until the next prepare(), because the live tensors or the frames have changed.
   void forget() noexcept { prepared_ = false; }
 
   /// Returns the indices of the tensors that the delta changes, ascending; valid after prepare().

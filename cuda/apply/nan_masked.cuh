@@ -11,10 +11,12 @@
 
 namespace sparsecast::cuda {
 
-/// Resident CTAs on a multiprocessor, limited by registers. check_new_values needs more registers, for the digest.
+/// Resident CTAs of expand_blocks on a multiprocessor, limited by registers.
 inline constexpr unsigned kExpandCtas = 3;
+/// Resident CTAs of check_new_values on a multiprocessor. It needs more registers than expand_blocks, for the digest.
 inline constexpr unsigned kCheckCtas = 2;
 
+/// Stores the range of the blocks of each tensor that has blocks in `ranges`.
 static __global__ void __launch_bounds__(kThreads) find_tensor_blocks(Received received, BlockRange* ranges) {
   for (std::uint64_t b = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x; b < received.block_count;
        b += std::uint64_t{gridDim.x} * kThreads) {
@@ -34,7 +36,8 @@ struct CheckShared {
   };
 };
 
-/// Reports the first element that the delta would turn into a NaN. Elements that do not change may be NaNs.
+/// Records in `control` the first element that the delta would turn into a NaN, and the change of the digest. Elements
+/// that do not change may be NaNs.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kCheckCtas)
     check_new_values(Received received, Pass pass, ExpansionControl* control) {
@@ -61,6 +64,7 @@ __global__ void __launch_bounds__(kThreads, kCheckCtas)
   add_to_digest(shared.digest, sum, &control->digest_lo, &control->digest_hi);
 }
 
+/// Writes the new values of the changes of blocks `range` to their row-major places in `out`.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kExpandCtas)
     expand_blocks(Received received, Pass pass, BlockRange range, T* out) {
@@ -79,11 +83,11 @@ __global__ void __launch_bounds__(kThreads, kExpandCtas)
   decode_range<T>(received, received.blocks + range.begin, received.blocks + range.end, shared, sink);
 }
 
-/// Number of elements of T in 16 bytes.
+/// Number of elements of type T in a vector of 16 bytes.
 template <class T>
 inline constexpr std::uint32_t kInVector = 16 / sizeof(T);
 
-/// Returns element e of a vector.
+/// Returns element number e of a vector of 16 bytes.
 template <class T>
 __device__ T vector_element(const uint4& vector, std::uint32_t e) {
   const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
@@ -97,7 +101,7 @@ __device__ T vector_element(const uint4& vector, std::uint32_t e) {
 
 __device__ inline bool is_aligned_for_vectors(const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; }
 
-/// Writes `fill` to all elements; `vector` repeats `fill` through 16 bytes.
+/// Writes `fill` to `elements` elements from `out` on. `vector` is `fill`, repeated through 16 bytes.
 template <class T>
 __global__ void __launch_bounds__(kThreads) fill_elements(T* out, std::uint64_t elements, T fill, uint4 vector) {
   const std::uint64_t own = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x;

@@ -27,21 +27,29 @@ namespace sparsecast::cuda {
 enum class InputError : std::uint8_t {
   kNone = 0,
   // Errors in the directory.
-  kGroup,   ///< A tensor index, the order of the groups, or their block counts.
+  /// A group names no tensor of its table, is out of order or has no blocks, or the groups' block counts do not add up
+  /// to those of the frame.
+  kGroup,
   kExtent,  ///< A block reaches beyond its tensor or section, or has an impossible number of changes.
+  /// The coding of a block is not possible for its dtype and its delta.
   kCoding,
+  /// A payload does not lie inside its frame, or does not begin and end at a multiple of 4 bytes.
   kPayloadRange,
   kOrder,    ///< Blocks overlap or are out of order, in a frame or between frames.
   kChanged,  ///< The changes of the blocks do not add up to those of the frame.
   // Errors in a payload.
+  /// A position lies outside its block, or positions do not ascend.
   kPosition,
   kOverrun,  ///< A code runs past the payload's end.
   kLength,   ///< The payload is longer than its codes, or its size is not that of its words.
+  /// Padding bits are not zero.
   kPadding,
   kQuotient,  ///< A unary quotient has more zeros than any gap can have.
+  /// A bitmap does not have as many bits set as its block has changes.
   kBitmapCount,
+  /// A difference in ULP does not fit into its element.
   kMagnitude,
-  kExceptions,  ///< The number, parameter or indices of the exceptions.
+  kExceptions,  ///< The number, the Rice parameter or the indices of the exceptions of a block are wrong.
   kClasses,     ///< The numbers of changes or the parameters of the classes of a `context` block.
   kRank,        ///< A rank lies outside its block.
   kBase,        ///< The live tensor is not what the block was encoded against.
@@ -55,25 +63,30 @@ struct LiveTensor {
   std::uint64_t key_lo = 0;
   std::uint64_t key_hi = 0;
   std::uint8_t element_shift = 0;       ///< Binary logarithm of the element size in bytes.
-  UlpOrder order = UlpOrder::kInteger;  ///< Number order of the dtype.
-  std::uint32_t view = kNoView;         ///< Index in Received::views.
-  std::uint32_t digest_view = kNoView;  ///< Index of the view that gives its elements' places in the digest.
+  UlpOrder order = UlpOrder::kInteger;  ///< Order of the dtype's bit patterns in which `ulp` counts.
+  /// Index, in Received::views, of the layout of the elements in memory; kNoView if they are contiguous.
+  std::uint32_t view = kNoView;
+  /// Index, in Received::views, of the view that gives the places of the elements in the digest; kNoView if these are
+  /// the row-major indices.
+  std::uint32_t digest_view = kNoView;
   NanPattern nan;
   DType dtype = DType::kBF16;
 };
 
 /// A delta stream that is being staged. Its frames end where the frames of the next stream begin.
 struct ReceivedStream {
-  std::uint32_t first_tensor = 0;  ///< Index among all tensors; tensor indices in its frames count from here.
+  /// Index of the stream's first tensor among all tensors; tensor indices in its frames count from here.
+  std::uint32_t first_tensor = 0;
   std::uint32_t tensor_count = 0;
   std::uint32_t first_frame = 0;
   ValueCodec values = ValueCodec::kUlp;
-  bool context = false;  ///< Blocks may have `context` positions.
+  bool context = false;  ///< True if blocks of the stream may have `context` positions.
 };
 
 /// A FRAME record in device memory, 8-byte aligned. The host checks the fields that come from the header before a
 /// kernel uses them.
 struct ReceivedFrame {
+  /// The whole record, header included.
   const std::byte* record = nullptr;
   std::uint64_t changed = 0;
   std::uint64_t first_change = 0;  ///< Number of its first change among the changes of all frames.
@@ -82,6 +95,7 @@ struct ReceivedFrame {
   std::uint32_t groups = 0;
   std::uint32_t blocks = 0;
   std::uint32_t first_block = 0;  ///< Number of its first block among the blocks of all frames.
+  /// Number, in Received::streams, of the stream that the frame belongs to.
   std::uint32_t stream = 0;
 };
 
@@ -96,7 +110,7 @@ struct FrameInspection {
 /// A block whose directory entry has passed all checks.
 struct ReceivedBlock {
   const std::uint32_t* payload = nullptr;
-  std::uint64_t undo = 0;          ///< Offset of its replaced bits in the undo record of its frame.
+  std::uint64_t undo = 0;          ///< Offset, in bytes, of the block's replaced bits in the undo record of its frame.
   std::uint64_t first_change = 0;  ///< Number of its first change, and of its first entry, in all frames.
   std::uint32_t payload_words = 0;
   std::uint32_t tensor = 0;
@@ -106,7 +120,9 @@ struct ReceivedBlock {
   std::uint32_t coding = 0;
   std::uint32_t frame = 0;
   std::uint16_t element_shift = 0;
-  bool for_cta = false;  ///< Listed in cta_blocks. A warp decodes the others (decode_runs.cuh).
+  /// True if a whole CTA decodes the block, whose number is then in Received::cta_blocks. False if a single warp
+  /// decodes it (decode_runs.cuh).
+  bool for_cta = false;
 };
 
 /// Returns whether the block has `context` positions, so that decode_context decodes it.
@@ -115,41 +131,55 @@ SPARSECAST_HD bool is_context(const ReceivedBlock& block) {
 }
 
 struct ReceiveControl {
+  /// The first input error in a directory (number of the block in all frames << 8 | reason), or kNoInputError if there
+  /// is none.
   std::uint64_t directory_input_error = kNoInputError;
+  /// The first input error in a payload that validation has found, in the same form.
   std::uint64_t block_input_error = kNoInputError;
-  /// Error found by a pass after validation, which means that the block's bytes have changed since.
+  /// The first input error in a payload that a pass after validation has found, in the same form. It means that the
+  /// bytes of the block have changed since validation.
   std::uint64_t changed_input_error = kNoInputError;
+  /// Bytes of the undo records of all frames together.
   std::uint64_t undo_bytes = 0;
-  std::uint32_t cta_blocks = 0;  ///< Number of blocks listed in cta_blocks.
+  std::uint32_t cta_blocks = 0;  ///< Number of blocks listed in Received::cta_blocks.
   std::uint32_t reserved = 0;
 };
 
 /// Common argument of the kernels. All pointers are device memory.
 struct Received {
   const LiveTensor* tensors = nullptr;
-  const StridedView* views = nullptr;  ///< Views that tensors refer to by index.
+  /// Layouts and digest views; LiveTensor::view and LiveTensor::digest_view are indices in this list.
+  const StridedView* views = nullptr;
   const ReceivedStream* streams = nullptr;
   const ReceivedFrame* frames = nullptr;
   FrameInspection* inspections = nullptr;
-  /// First block of each group. The items of a frame start at its first_block, since it has no more groups than blocks.
+  /// For each group: the number, in its frame, of the group's first block. The numbers of a frame start at index
+  /// ReceivedFrame::first_block, since a frame has no more groups than blocks.
   std::uint32_t* group_begins = nullptr;
   ReceivedBlock* blocks = nullptr;
-  std::uint32_t* cta_blocks = nullptr;  ///< Numbers of the blocks that a CTA decodes, in no order.
-  std::uint64_t* frame_undo = nullptr;  ///< Undo bytes of each frame; after place_undo, the offset of its undo record.
-  std::byte* undo = nullptr;            ///< Undo records; null if replaced bits are not kept.
-  std::uint64_t* digest_changes = nullptr;  ///< Low and high word of the digest change of each tensor.
+  /// Numbers, in all frames, of the blocks that a whole CTA decodes, in no particular order.
+  std::uint32_t* cta_blocks = nullptr;
+  /// For each frame: the bytes of its undo record; after place_undo, the offset of that record in `undo`.
+  std::uint64_t* frame_undo = nullptr;
+  std::byte* undo = nullptr;  ///< Undo records of all frames, one after another; null if replaced bits are not kept.
+  std::uint64_t* digest_changes = nullptr;  ///< Two words for each tensor, low and high: the change of its digest.
   // Indexed by change.
-  std::uint32_t* entry_positions = nullptr;  ///< Relative to the block; null if entries are not kept.
-  std::byte* entry_words = nullptr;          ///< The words of a block have its element size and are contiguous.
+  std::uint32_t* entry_positions = nullptr;  ///< Position of each change in its block; null if entries are not kept.
+  /// Coded words of the changes. Those of a block have the size of its elements, are contiguous, and begin at byte
+  /// ReceivedBlock::first_change * entry_word_bytes.
+  std::byte* entry_words = nullptr;
   ReceiveControl* control = nullptr;
   std::uint32_t frame_count = 0;
   std::uint32_t block_count = 0;
   std::uint32_t entry_word_bytes = 0;  ///< Bytes reserved for an entry's word: the largest element size.
-  std::uint32_t* changes = nullptr;    ///< Scratch of decode_context, indexed by change.
+  std::uint32_t* changes = nullptr;    ///< Scratch of decode_context: a word for each change.
 };
 
+/// Purpose of a pass of the kernels over the blocks.
 enum class Pass : std::uint8_t {
+  /// Checks the payloads and keeps entries; writes no weight.
   kValidate,
+  /// Applies the coded words.
   kForward,
   kInverse,  ///< Applies the inverse of `xor` or `ulp` words.
   kRestore,  ///< Writes the bits of the undo records back.

@@ -9,37 +9,43 @@
 
 namespace sparsecast::cuda {
 
-/// Two sums that are computed together.
+/// Two numbers of a thread that are summed over the threads together, or their two sums.
 struct TwoSums {
   std::uint32_t first = 0;
   std::uint32_t second = 0;
 };
+/// Three numbers of a thread that are summed over the threads together, or their three sums.
 struct ThreeSums {
   std::uint32_t of[3] = {};
 };
-/// Exclusive prefix sums over the threads, and totals.
+/// For two numbers per thread: `before`, their sums over the threads of lower rank, and `total`, their sums over all
+/// threads.
 struct TwoScans {
   TwoSums before;
   TwoSums total;
 };
 
-/// The entries of a block that a thread takes. They are consecutive, so that their bits are consecutive as well.
+/// Range [begin, end) of the entries of a block that one thread takes. They are consecutive, so that their bits are
+/// consecutive as well.
 struct Share {
   std::uint32_t begin = 0;
   std::uint32_t end = 0;
 };
+/// Returns the range of the thread of rank `rank` when each thread takes `each` of `count` entries.
 __device__ inline Share share_of(std::uint32_t count, std::uint32_t each, std::uint32_t rank) {
   const std::uint32_t begin = each * rank;
   return {begin < count ? begin : count, begin + each < count ? begin + each : count};
 }
 
-/// All threads of a CTA. Every member function but rank() and share() is a barrier for them.
+/// All threads of a CTA, working together on one block. Every member function but rank() and share() is a barrier for
+/// them.
 class CtaThreads {
  public:
   struct Shared {
     ScanShared scan;
     std::uint64_t word;
-    std::uint32_t sums[2][3][kThreads / 32];  ///< Sums of each warp, by turn.
+    /// Scratch of sum(): for each turn and each of three numbers, the sum of each warp.
+    std::uint32_t sums[2][3][kThreads / 32];
   };
   static constexpr std::uint32_t kCount = kThreads;
   static constexpr int kUnroll = 2;
@@ -58,8 +64,8 @@ class CtaThreads {
     return {{static_cast<std::uint32_t>(both.before >> 32), static_cast<std::uint32_t>(both.before)},
             {static_cast<std::uint32_t>(both.total >> 32), static_cast<std::uint32_t>(both.total)}};
   }
-  /// Returns the sums of three numbers over all threads. Successive calls without another barrier in between must
-  /// alternate `turn` between 0 and 1.
+  /// Returns to all threads the sums of three numbers over the CTA. Successive calls without another barrier in between
+  /// must alternate `turn` between 0 and 1.
   __device__ ThreeSums sum(const ThreeSums& own, std::uint32_t turn) const {
     auto& sums = shared_.sums[turn];
     const std::uint32_t lane = rank() % 32;
@@ -76,7 +82,7 @@ class CtaThreads {
     }
     return all;
   }
-  /// Returns the `value` of the thread of rank 0 to all threads. A barrier must come before the next call.
+  /// Returns to all threads the `value` that the thread of rank 0 passes. A barrier must come before the next call.
   __device__ std::uint64_t of_first(std::uint64_t value) const {
     if (rank() == 0) shared_.word = value;
     __syncthreads();
@@ -87,7 +93,8 @@ class CtaThreads {
   Shared& shared_;
 };
 
-/// One warp. Where two sums are computed together, each must be less than 2^16.
+/// The lanes of one warp, working together on one block. It has the member functions of CtaThreads; where two sums are
+/// computed together, each must be less than 2^16.
 class WarpThreads {
  public:
   static constexpr std::uint32_t kCount = 32;

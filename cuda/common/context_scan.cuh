@@ -11,29 +11,32 @@
 
 namespace sparsecast::cuda {
 
-/// Elements that are loaded and counted together: at most 15, so that a count fits into 4 bits.
+/// Number of elements that are loaded and counted together: at most 15, so that a count fits into 4 bits.
 inline constexpr std::uint32_t kScanned = 8;
 
-/// The old words of the elements of a block, in global memory.
+/// Where the old words of the elements of a block are in global memory.
 template <class T>
 struct OldWords {
-  const T* data = nullptr;            ///< The first element of the block, or of the tensor if there is a view.
-  const StridedView* view = nullptr;  ///< Places of the tensor's elements; null if they are contiguous.
-  std::uint64_t first = 0;            ///< Index of the block's first element in the tensor; 0 without a view.
+  /// Address of the block's first element, or, if there is a view, of the tensor's element 0.
+  const T* data = nullptr;
+  const StridedView* view = nullptr;  ///< Layout of the tensor in memory; null if its elements are contiguous.
+  std::uint64_t first = 0;            ///< With a view: index of the block's first element in the tensor. Without: 0.
   std::uint32_t span = 0;             ///< Number of elements of the block.
   bool vectors = false;               ///< True if there is no view and `data` is aligned to 16 bytes.
 
   __device__ T at(std::uint32_t position) const { return *in_global(data + place_of(view, first + position)); }
 };
 
-/// The words of kScanned elements, as in contiguous memory. Elements beyond the block are zeros.
+/// Copy of the bits of kScanned consecutive elements, in the order of contiguous memory. Elements beyond the end of the
+/// block are zeros.
 template <class T>
 struct ScannedWords {
   static constexpr std::uint32_t kWords = kScanned * sizeof(T) / 4;
 
   std::uint32_t words[kWords];
 
-  /// Loads the elements from `at` on. `at` is aligned to 8 bytes, or to 16 bytes for elements of 2 or more bytes.
+  /// Copies the kScanned contiguous elements from address `at` on. `at` must be aligned to 8 bytes, or to 16 bytes for
+  /// elements of 2 or more bytes.
   __device__ void load(const T* at) {
     at = in_global(at);
     if constexpr (sizeof(T) == 1) {
@@ -52,7 +55,7 @@ struct ScannedWords {
     }
   }
 
-  /// Loads, one by one, the elements from `position` on that are in the block, for any view and alignment.
+  /// Copies the elements from number `position` of the block on, one by one, for any view and alignment.
   __device__ void load_any(const OldWords<T>& old, std::uint32_t position) {
     SPARSECAST_UNROLL
     for (std::uint32_t w = 0; w < kWords; ++w) words[w] = 0;
@@ -70,7 +73,7 @@ struct ScannedWords {
     }
   }
 
-  /// Returns the sum of the words, as the check sum of a block is defined.
+  /// Returns the sum of the 32-bit words, which is what these elements add to the check sum of the block.
   __device__ std::uint32_t sum() const {
     std::uint32_t total = 0;
     SPARSECAST_UNROLL
@@ -78,8 +81,8 @@ struct ScannedWords {
     return total;
   }
 
-  /// Returns the 16-bit parts of two elements that hold their exponents: for pair p (0 to 3), that of low_element(p) in
-  /// the lower half and that of high_element(p) in the upper half.
+  /// For pair p (0 to 3), returns the 16-bit parts of two elements that hold their exponents: that of element
+  /// low_element(p) in the lower half, that of element high_element(p) in the upper half.
   __device__ std::uint32_t pair(std::uint32_t p) const {
     if constexpr (sizeof(T) == 1) return words[p / 2] >> 8 * (p % 2);
     if constexpr (sizeof(T) == 2) return words[p];
@@ -95,7 +98,7 @@ struct ScannedWords {
   }
 };
 
-/// Computes class_of(key_of(...)) for the two halves of a word at a time.
+/// Computes the classes of two elements at a time, as class_of(key_of(...)) does for one.
 class PackedClasses {
  public:
   __device__ PackedClasses(const ExponentField& field, const ContextClasses& classes) {
@@ -109,7 +112,8 @@ class PackedClasses {
     most_ = both((most < highest ? most : highest) << scale);
   }
 
-  /// Returns four times the class of each half.
+  /// Returns four times the class of each of two elements, in the halves of the result. `pair` holds their 16-bit
+  /// parts, as ScannedWords::pair() returns them.
   __device__ std::uint32_t of(std::uint32_t pair) const {
     // The largest possible exponent minus this exponent; `offset_` turns it into the distance below `hi`.
     const std::uint32_t below = ~(pair >> shift_) & mask_;
@@ -117,7 +121,7 @@ class PackedClasses {
   }
 
  private:
-  /// Returns a word with the low 16 bits of `number`, which may be negative, in both halves.
+  /// Returns a word whose two halves are both the low 16 bits of `number`, which may be negative.
   __device__ static std::uint32_t both(std::uint32_t number) { return (number & 0xFFFF) * 0x10001; }
 
   std::uint32_t shift_;
@@ -126,7 +130,8 @@ class PackedClasses {
   std::uint32_t most_;
 };
 
-/// Counts of elements of 8 or 16 classes, 4 bits each, with class 0 in the lowest bits.
+/// Type of a word that holds the number of elements of each class in 4 bits, class 0 in the lowest: 32 bits for 8
+/// classes, or 64 bits for 16 classes (kManyClasses).
 template <bool kManyClasses>
 struct NibbleCountsOf {
   using Type = std::uint32_t;
@@ -138,7 +143,7 @@ struct NibbleCountsOf<true> {
 template <bool kManyClasses>
 using NibbleCounts = typename NibbleCountsOf<kManyClasses>::Type;
 
-/// Counts the elements of each class among the first `count` elements.
+/// Returns the number of elements of each class among the first `count` elements of `scanned`.
 template <bool kManyClasses, class T>
 __device__ NibbleCounts<kManyClasses> count_classes(const ScannedWords<T>& scanned, const PackedClasses& classes,
                                                     std::uint32_t count) {
@@ -159,7 +164,7 @@ __device__ NibbleCounts<kManyClasses> count_classes(const ScannedWords<T>& scann
   return counts;
 }
 
-/// Returns a mask of the elements of class `four_times_class` / 4.
+/// Returns a mask of the elements of `scanned` whose class is `four_times_class` / 4: bit i is set for element i.
 template <class T>
 __device__ std::uint32_t elements_of_class(const ScannedWords<T>& scanned, const PackedClasses& classes,
                                            std::uint32_t four_times_class) {

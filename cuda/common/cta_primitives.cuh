@@ -17,21 +17,24 @@ inline constexpr unsigned kAllLanes = ~0U;
 template <class T>
 using CtaScan = cub::BlockScan<T, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
 
-/// Shared memory of cta_scan and cta_sum. Both end with a barrier, so that it can be used again at once.
+/// Shared memory that cta_scan and cta_sum use. Both functions end with a barrier, so that it can be used again at
+/// once.
 union ScanShared {
   typename CtaScan<std::uint32_t>::TempStorage narrow;
   typename CtaScan<std::uint64_t>::TempStorage wide;
 };
 
-/// Exclusive prefix sum over the threads, and total.
+/// Result of a scan for one thread: `before`, the sum over the threads of lower number, and `total`, the sum over all
+/// threads.
 template <class T>
 struct Scanned {
   T before = 0;
   T total = 0;
 };
 
-/// Returns the exclusive prefix sum and the total of `value` over the CTA. Several small numbers may be packed into one
-/// `value`. A `value` of 64 bits costs twice as much as one of 32 bits. Callers need no barrier around the call.
+/// Returns to each thread the sum of `value` over the threads of lower number, and over the whole CTA. Several small
+/// numbers may be packed into one `value`. A `value` of 64 bits costs twice as much as one of 32 bits. Callers need no
+/// barrier around the call.
 template <class T>
 __device__ Scanned<T> cta_scan(ScanShared& shared, T value) {
   Scanned<T> result;
@@ -44,14 +47,14 @@ __device__ Scanned<T> cta_scan(ScanShared& shared, T value) {
   return result;
 }
 
-/// Returns the sum of `value` over the CTA.
+/// Returns to all threads the sum of `value` over the CTA.
 template <class T>
 __device__ T cta_sum(ScanShared& shared, T value) {
   return cta_scan(shared, value).total;
 }
 
-/// Starts copying `from` (in global memory) to `to` (in shared memory). Each of the first threads of the CTA copies 16
-/// bytes.
+/// Starts copying `from` (in global memory) to `to` (in shared memory); wait_for_copies() waits for it. Each of the
+/// first sizeof(T) / 16 threads of the CTA copies 16 bytes.
 template <class T>
 __device__ void copy_to_shared(T& to, const T& from) {
   static_assert(sizeof(T) % sizeof(uint4) == 0 && alignof(T) % sizeof(uint4) == 0);
@@ -66,7 +69,8 @@ __device__ void copy_to_shared(T& to, const T& from) {
 #endif
 }
 
-/// Waits for the copies that this thread has started. After a following barrier, all threads see the copied data.
+/// Waits for the copies that this thread has started with copy_to_shared(). After a following barrier, all threads see
+/// the copied data.
 __device__ inline void wait_for_copies() {
 #if !defined(SPARSECAST_CUDA_EMULATION)
   __pipeline_wait_prior(0);
@@ -82,15 +86,16 @@ struct AddDigests {
 
 using CtaDigest = cub::BlockReduce<DigestSum, kThreads>;
 
-/// Adds `sum` to the 128-bit number at `lo` and `hi` atomically. Only the addition that overflows `lo` adds the carry,
-/// so the result does not depend on the order.
+/// Adds `sum` atomically to the 128-bit number with low word `*lo` and high word `*hi`. Only the addition that
+/// overflows `*lo` adds the carry, so the result does not depend on the order of additions.
 __device__ inline void add_digest(const DigestSum& sum, std::uint64_t* lo, std::uint64_t* hi) {
   const std::uint64_t before = atomicAdd(reinterpret_cast<unsigned long long*>(lo), sum.lo);
   const std::uint64_t carry = before + sum.lo < before ? 1 : 0;
   atomicAdd(reinterpret_cast<unsigned long long*>(hi), sum.hi + carry);
 }
 
-/// Adds the sums of all threads of a CTA to the 128-bit number at `lo` and `hi`.
+/// Adds the `sum` of each thread of the CTA to the 128-bit number with low word `*lo` and high word `*hi`. Ends with a
+/// barrier.
 __device__ inline void add_to_digest(CtaDigest::TempStorage& storage, const DigestSum& sum, std::uint64_t* lo,
                                      std::uint64_t* hi) {
   const DigestSum total = CtaDigest(storage).Reduce(sum, AddDigests{});
@@ -98,7 +103,7 @@ __device__ inline void add_to_digest(CtaDigest::TempStorage& storage, const Dige
   __syncthreads();
 }
 
-/// Adds the sums of the lanes of a warp to the 128-bit number at `lo` and `hi`, in the same way.
+/// Adds the `sum` of each lane of a warp atomically to the 128-bit number with low word `*lo` and high word `*hi`.
 __device__ inline void add_lanes_to_digest(DigestSum sum, std::uint64_t* lo, std::uint64_t* hi) {
   SPARSECAST_UNROLL
   for (unsigned distance = 16; distance != 0; distance /= 2) {
@@ -108,18 +113,18 @@ __device__ inline void add_lanes_to_digest(DigestSum sum, std::uint64_t* lo, std
   if (threadIdx.x % 32 == 0) add_digest(sum, lo, hi);
 }
 
-/// A thread's sum of digest changes, for one stream at a time.
+/// A thread's sum of the digest changes of one delta stream after another.
 struct StreamDigest {
   DigestSum sum;
   std::uint32_t stream = 0;
 
-  /// Adds the sums of all threads to the sum of their stream, which must be the same in all threads.
+  /// Adds the sums of all threads to the digest change of `stream`, which must be the same in all threads.
   __device__ void end(CtaDigest::TempStorage& storage, const Pipeline& pipeline) const {
     StreamSums& total = pipeline.stream_sums[stream];
     add_to_digest(storage, sum, &total.lo, &total.hi);
   }
-  /// Makes `next` the stream of the changes that follow. All threads must call it with the same `next`. Uses `storage`
-  /// as scratch.
+  /// Makes `next` the number of the stream of the changes that follow; if it is another stream, first calls end(). All
+  /// threads must call it with the same `next`. Uses `storage` as scratch.
   __device__ void enter(std::uint32_t next, CtaDigest::TempStorage& storage, const Pipeline& pipeline) {
     if (next == stream) return;
     end(storage, pipeline);

@@ -12,7 +12,8 @@
 #define SPARSECAST_SHARED(Type, name)                          \
   static ::sparsecast::emulation::Shared<Type> name##_storage; \
   Type& name = name##_storage.value()
-/// Parameter and argument that make a barrier inside a function count as one of its caller's.
+/// The last parameter of a function that has a barrier. By it, the emulation counts the barrier as one of the
+/// function's caller.
 #define SPARSECAST_CALLED_FROM const std::source_location& caller = std::source_location::current()
 #define SPARSECAST_CALLER caller
 #define SPARSECAST_UNROLL

@@ -17,7 +17,8 @@ inline int current_device() {
   return device;
 }
 
-/// Returns whether this process has a context on `device`; true if the driver cannot be asked. Creates no context.
+/// Returns whether this process has a CUDA context on `device`; returns true if the driver cannot be asked. Creates no
+/// context.
 inline bool has_context(int device) noexcept {
   using GetState = int(int device, unsigned* flags, int* active);
   static GetState* const get_state = driver_function<GetState>("cuDevicePrimaryCtxGetState");
@@ -37,8 +38,8 @@ inline void require_not_captured(cudaStream_t stream) {
 
 /// Sets the stream capture mode of this thread until the guard is destroyed. In the default (global) mode, a capture by
 /// any thread (torch.cuda.graph) makes potentially unsafe calls of this thread fail, such as an allocation or the query
-/// of an event, and the capture then fails, too. In thread-local mode only captures by this thread have this effect, in
-/// relaxed mode none has.
+/// of an event, and the capture then fails, too. In thread-local mode, only captures by this thread have this effect.
+/// In relaxed mode, no capture has it.
 class CaptureModeGuard {
  public:
   explicit CaptureModeGuard(cudaStreamCaptureMode mode) : mode_(mode) {
@@ -49,7 +50,7 @@ class CaptureModeGuard {
   CaptureModeGuard& operator=(const CaptureModeGuard&) = delete;
 
  private:
-  cudaStreamCaptureMode mode_;  ///< The mode that the destructor restores.
+  cudaStreamCaptureMode mode_;  ///< The mode before, which the destructor restores.
 };
 
 /// Makes `device` the current device of this thread. Its destructor makes the previous device current again, unless
@@ -76,7 +77,8 @@ class DeviceGuard {
  public:
   explicit DeviceGuard(int device, cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)
       : device_(device), mode_(mode) {}
-  /// For work on `stream`, which belongs to the device. Throws Error{kUsage} while the stream is being captured.
+  /// Makes `device` current for work on `stream`, which belongs to it. Throws Error{kUsage} while the stream is being
+  /// captured into a graph.
   DeviceGuard(int device, cudaStream_t stream) : DeviceGuard(device) { require_not_captured(stream); }
 
  private:
@@ -84,8 +86,8 @@ class DeviceGuard {
   CaptureModeGuard mode_;
 };
 
-/// Calls release() with `device` current. For destructors, in any thread, even during a capture. Ignores failures,
-/// which a destructor cannot handle; the next runtime call reports them again.
+/// Calls release(), which returns a CUDA error, while `device` is current. For destructors, in any thread, even during
+/// a capture. Ignores failures, which a destructor cannot handle; the next runtime call reports them again.
 template <class Release>
 void release_on(int device, const Release& release) noexcept {
   try {

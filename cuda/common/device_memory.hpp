@@ -22,9 +22,10 @@ template <MemoryKind kKind>
 class OwnedMemory {
  public:
   OwnedMemory() = default;
-  /// Allocates `bytes` bytes, aligned to at least 256; nothing for 0 bytes. Throws Error{kUnsupported} if there is not
-  /// enough memory, even after the program has released its reserves (core/memory_shortage.hpp). The message names the
-  /// purpose and the device's memory.
+  /// Allocates `bytes` bytes on the current device, aligned to at least 256; nothing for 0 bytes. Throws
+  /// Error{kUnsupported} if there is not enough memory, even after the program has released its reserves
+  /// (core/memory_shortage.hpp). The message names `purpose`, what the memory is for, and the device's free and total
+  /// memory.
   explicit OwnedMemory(std::size_t bytes, const char* purpose = "tables") : bytes_(bytes) {
     if (bytes == 0) return;
     device_ = current_device();
@@ -78,14 +79,14 @@ class OwnedMemory {
 
   void* at_ = nullptr;
   std::size_t bytes_ = 0;
-  int device_ = 0;  ///< Device that was current at the allocation.
+  int device_ = 0;  ///< Device that was current when the memory was allocated.
 };
 
 using DeviceMemory = OwnedMemory<MemoryKind::kDevice>;
 using PinnedMemory = OwnedMemory<MemoryKind::kPinnedHost>;
 
-/// Makes `memory` hold at least `bytes` bytes. If it must grow, it grows to one and a half times `bytes`, and its
-/// contents are lost.
+/// Makes `memory` hold at least `bytes` bytes; does nothing if it already does. If it must grow, it grows to one and a
+/// half times `bytes`, and its contents are lost. `purpose` is for the message of an error.
 template <MemoryKind kKind>
 void reserve(OwnedMemory<kKind>& memory, std::uint64_t bytes, const char* purpose = "tables") {
   if (bytes <= memory.bytes()) return;
@@ -93,7 +94,7 @@ void reserve(OwnedMemory<kKind>& memory, std::uint64_t bytes, const char* purpos
   memory = OwnedMemory<kKind>(bytes + bytes / 2, purpose);
 }
 
-/// Enqueues a copy; does nothing for 0 bytes, for which the pointers may be null.
+/// Enqueues a copy of `bytes` bytes on `stream`; does nothing for 0 bytes, for which the pointers may be null.
 inline void copy_async(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (bytes == 0) return;
   check(cudaMemcpyAsync(to, from, bytes, kind, stream), "cudaMemcpyAsync");

@@ -28,15 +28,15 @@ inline DeviceStream on_current_device(cudaStream_t stream) {
   return result;
 }
 
-/// Lets the host wait for the work enqueued on a stream so far. Records an event, so that work that others enqueue
-/// later is not waited for. Belongs to the device that is current at construction.
+/// Lets the host wait for the work that is enqueued on a stream so far. It records an event, so that it does not wait
+/// for work that is enqueued later. Belongs to the device that is current at its construction.
 class HostWait {
  public:
-  /// `deadline` is the time limit of one wait.
+  /// `deadline` is the longest time that one wait may take.
   explicit HostWait(std::chrono::milliseconds deadline) : deadline_(deadline) {}
 
-  /// Waits for the work on `stream`. Throws Error{kTimeout} after the deadline; its message says that the device did
-  /// not `verb`.
+  /// Waits for the work that is enqueued on `stream`. Throws Error{kTimeout} after the deadline; its message says that
+  /// the device did not `verb`, such as "apply".
   void wait(cudaStream_t stream, const char* verb) const {
     record(behind_.get(), stream);
     const auto end = std::chrono::steady_clock::now() + deadline_;

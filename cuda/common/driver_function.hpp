@@ -5,7 +5,8 @@
 
 namespace sparsecast::cuda {
 
-/// Returns the driver function `name` in its version of CUDA 12.0, or null if the driver does not have it.
+/// Returns the address of the driver's function `name`, in the version that CUDA 12.0 declares. Returns null if the
+/// driver does not have it.
 template <class Function>
 Function* driver_function(const char* name) noexcept {
   void* function = nullptr;

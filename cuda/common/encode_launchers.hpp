@@ -18,29 +18,32 @@ void launch_detect(DetectSource source, const Pipeline& pipeline, const Chunk& c
 /// Enqueues encoding the blocks of a chunk whose elements have 2^size bytes.
 void launch_encode(DetectSource source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
                    const DeviceStream& device);
-/// Enqueues storing in the pipeline's counts how much of the arena is used. To be called after launch_encode for the
-/// chunk.
+/// Enqueues storing, in the counts of the chunk's set (ChunkCounts::level), how much of the arena is used. Call it
+/// after launch_encode for the chunk.
 void launch_end_chunk(const Pipeline& pipeline, const DeviceStream& device);
-/// Returns the number of CTAs that launch_encode uses for a chunk of `tiles` tiles; each needs scratch memory.
+/// Returns the number of CTAs that launch_encode uses for a chunk of `tiles` tiles. Each of them needs scratch_bytes()
+/// bytes of scratch memory.
 unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device);
 /// Enqueues ordering the blocks of all chunks and cutting them into frames.
 void launch_cut_frames(const Pipeline& pipeline, const DeviceStream& device);
-/// Enqueues writing the bodies and sums of the frames. `tiles` bounds the number of blocks, `worst_bytes` their
-/// payloads.
+/// Enqueues writing the bodies of the frames and the sums over their words. No more than `tiles` blocks, with payloads
+/// of no more than `worst_bytes` bytes together, are written.
 void launch_assemble_frames(const Pipeline& pipeline, std::uint64_t tiles, std::uint64_t worst_bytes,
                             const DeviceStream& device);
-/// Enqueues copying the headers, which are consecutive at `d_headers`, to their frames.
+/// Enqueues copying the headers of `frames` frames to the beginnings of these frames. The headers are consecutive at
+/// `d_headers`.
 void launch_place_headers(const Pipeline& pipeline, const std::uint64_t* d_headers, std::uint32_t frames,
                           const DeviceStream& device);
 
 /// Enqueues setting in `flags` the bits that are set in `words`. Both have `count` 64-bit words.
 void launch_or_words(std::uint64_t* flags, const std::uint64_t* words, std::uint64_t count, const DeviceStream& device);
 
-/// Enqueues casting `elements` fp32 masters to bf16; `view` gives the layout of both.
+/// Enqueues casting `elements` fp32 masters at `d_masters` to bf16 at `d_bf16`. `view` gives the layout of both.
 void launch_cast_masters(const std::uint32_t* d_masters, std::uint16_t* d_bf16, const StridedView& view,
                          std::uint64_t elements, const DeviceStream& device);
 
-/// Returns a grid of one CTA for each item, at most `per_multiprocessor` on each multiprocessor, and at least one.
+/// Returns the number of CTAs of a grid that works on `items` items: one CTA per item, but at most `per_multiprocessor`
+/// per multiprocessor, and at least one.
 inline unsigned grid_for(std::uint64_t items, unsigned per_multiprocessor, const DeviceStream& device) {
   const std::uint64_t most = std::uint64_t{device.multiprocessors} * per_multiprocessor;
   return static_cast<unsigned>(items == 0 ? 1 : items < most ? items : most);

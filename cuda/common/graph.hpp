@@ -10,7 +10,7 @@
 
 namespace sparsecast::cuda {
 
-/// Owns an executable graph, or none. One launch at a time. Not thread-safe.
+/// Owns one executable CUDA graph, or none. Its launches must not overlap. Not thread-safe.
 class Graph {
  public:
   Graph() = default;
@@ -19,8 +19,8 @@ class Graph {
   ~Graph() { drop(); }
 
   bool captured() const noexcept { return executable_ != nullptr; }
-  /// Captures the work that `enqueue` puts on the stream that it is given, and on streams forked from and joined to it.
-  /// None of the work runs. Kernels keep the priority of their streams.
+  /// Calls enqueue(stream) and captures, as a graph that replaces the one before, the work that it puts on that stream,
+  /// and on streams forked from and joined to it. None of the work runs. Kernels keep the priority of their streams.
   void capture(const std::function<void(cudaStream_t)>& enqueue) {
     drop();
     device_ = current_device();
@@ -40,16 +40,16 @@ class Graph {
     static_cast<void>(cudaGraphDestroy(graph));
     check(error, "cudaGraphInstantiate");
   }
-  /// Enqueues the captured work.
+  /// Enqueues the captured work on `stream`; capture() must have been called.
   void launch(cudaStream_t stream) const { check(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch"); }
-  /// Destroys the captured graph. A launch that is still running is not disturbed.
+  /// Destroys the captured graph, if there is one. A launch that is still running is not disturbed.
   void drop() noexcept {
     if (captured()) release_on(device_, [&] { return cudaGraphExecDestroy(std::exchange(executable_, nullptr)); });
   }
 
  private:
   cudaGraphExec_t executable_ = nullptr;
-  int device_ = 0;  ///< Device that was current at the capture.
+  int device_ = 0;  ///< Device that was current when the graph was captured.
 };
 
 }  // namespace sparsecast::cuda

@@ -27,7 +27,8 @@ void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, cuda
 #endif
 }
 
-/// Enqueues `kernel` on the stream of `device`, or only loads it if DeviceStream::loads_only is set.
+/// Enqueues `kernel` on the stream of `device`, on a grid of `ctas` CTAs of `threads` threads each. If
+/// DeviceStream::loads_only is set, only loads the kernel onto the device.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, const DeviceStream& device,
             Arguments&&... arguments) {

@@ -21,61 +21,69 @@ inline constexpr unsigned kArchitecture = 90;
 /// Bytes of shared memory that the system reserves in each CTA.
 inline constexpr unsigned kSystemSharedBytes = 1024;
 
-/// Returns the value for elements of `size` bytes: `narrow` up to 2, `wide` for 4, `widest` for 8.
+/// Returns one of three values by the element size: `narrow` for `size` 1 or 2 bytes, `wide` for 4, `widest` for 8.
 constexpr unsigned by_size(unsigned size, unsigned narrow, unsigned wide, unsigned widest) {
   return size <= 2 ? narrow : size == 4 ? wide : widest;
 }
 
-/// detect. Limited by registers.
+/// Launch sizes of detect. Registers limit its number of CTAs per multiprocessor.
 struct DetectPolicy {
-  /// Number of 16-byte vectors, of each of two arrays, that a thread has in flight. Vectors of views also cost
-  /// divisions.
+  /// Number of 16-byte vectors, of each of the two arrays that it compares, that a thread has in flight.
   static constexpr unsigned kInFlight = 4;
+  /// Number of such vectors that a thread has in flight for tensors that are views, whose vectors also cost divisions.
   static constexpr unsigned kStridedInFlight = 2;
 
+  /// Resident CTAs per multiprocessor.
   unsigned ctas = 4;
-  /// Number of CTAs while the chunk before is being encoded: leaves registers for two CTAs of encode_runs. These CTAs
-  /// have 96 KiB of loads in flight, which is enough to saturate the memory.
+  /// Resident CTAs per multiprocessor while the chunk before is being encoded. The number leaves registers for two CTAs
+  /// of encode_runs. Three CTAs have 96 KiB of loads in flight, which is enough to saturate the memory.
   unsigned ctas_beside_encode = 3;
 };
 
-/// Launch sizes of encoding. Registers limit encode_blocks and encode_contexts; shared memory limits encode_runs.
+/// Launch sizes of encoding; each number of CTAs is that of resident CTAs per multiprocessor. Registers limit
+/// encode_blocks and encode_contexts, shared memory limits encode_runs.
 struct EncodePolicy {
   /// Returns the number of warps in a CTA of encode_runs.
   static constexpr unsigned run_warps(unsigned element_bytes) { return by_size(element_bytes, 4, 2, 2); }
 
+  /// Resident CTAs of encode_blocks per multiprocessor.
   unsigned ctas = 3;
   unsigned run_ctas = 5;
-  unsigned wide_run_ctas = 5;  ///< For elements of 4 and 8 bytes.
-  unsigned context_ctas = 2;   ///< For encode_contexts.
+  unsigned wide_run_ctas = 5;  ///< Resident CTAs of encode_runs per multiprocessor, for elements of 4 and 8 bytes.
+  unsigned context_ctas = 2;   ///< Resident CTAs of encode_contexts per multiprocessor.
 };
 
-/// decode_blocks is limited by registers, decode_runs by shared memory. Decoding often waits at barriers; several
-/// resident CTAs hide one another's waits.
+/// Launch sizes of decoding; each number of CTAs is that of resident CTAs per multiprocessor. Registers limit
+/// decode_blocks, shared memory limits decode_runs. Decoding often waits at barriers; several resident CTAs hide one
+/// another's waits.
 struct DecodePolicy {
   /// Returns the number of warps in a CTA of decode_runs.
   static constexpr unsigned run_warps(unsigned element_bytes) { return by_size(element_bytes, 4, 3, 2); }
-  /// Return the number of elements that a thread has in flight while it writes, for a lane of a warp and for a thread
-  /// of a CTA.
+  /// Returns the number of elements that a lane of a warp has in flight while it writes changes.
   static constexpr unsigned lane_in_flight(unsigned element_bytes) { return by_size(element_bytes, 4, 4, 2); }
+  /// Returns the number of elements that a thread of a CTA has in flight while it writes changes.
   static constexpr unsigned cta_in_flight(unsigned element_bytes) { return by_size(element_bytes, 2, 2, 1); }
 
+  /// Resident CTAs of decode_blocks per multiprocessor while it validates.
   unsigned validate_ctas = 4;
+  /// Resident CTAs of decode_blocks per multiprocessor while it writes elements of 1 and 2 bytes.
   unsigned apply_ctas = 3;
-  unsigned wide_apply_ctas = 2;  ///< For elements of 4 and 8 bytes.
+  /// Resident CTAs of decode_blocks per multiprocessor while it writes elements of 4 and 8 bytes.
+  unsigned wide_apply_ctas = 2;
   unsigned run_ctas = 5;
-  unsigned write_ctas = 4;    ///< For write_entries. Limited by registers.
-  unsigned context_ctas = 3;  ///< For decode_context. Limited by registers.
+  unsigned write_ctas = 4;    ///< Resident CTAs of write_entries per multiprocessor, limited by registers.
+  unsigned context_ctas = 3;  ///< Resident CTAs of decode_context per multiprocessor, limited by registers.
 };
 
 struct Policy {
-  unsigned shared_bytes = 228 * 1024;  ///< Shared memory of a multiprocessor.
+  unsigned shared_bytes = 228 * 1024;  ///< Bytes of shared memory of a multiprocessor.
   DetectPolicy detect = {};
   EncodePolicy encode = {};
   DecodePolicy decode = {};
 };
 
-/// Returns the policy for an architecture. Unlisted architectures use the policy of the next lower one.
+/// Returns the policy for an architecture (10 * major + minor of the compute capability). An unlisted architecture has
+/// the policy of the next lower one.
 constexpr Policy policy_of(unsigned architecture) {
   Policy policy;
   if (architecture >= 100) {

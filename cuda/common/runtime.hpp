@@ -15,8 +15,8 @@
 
 namespace sparsecast::cuda {
 
-/// Returns advice for an error that means that this machine's device, driver or memory does not suffice. Empty if the
-/// error text says enough; null for every other error.
+/// Returns advice for an error that means that this machine's device, driver or memory does not suffice; an empty
+/// string if the text of such an error says enough by itself. Returns null for all other errors.
 inline const char* cure_of_lack(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
@@ -60,8 +60,8 @@ inline bool is_sticky(cudaError_t error) noexcept {
          (error >= cudaErrorHardwareStackError && error <= cudaErrorLaunchFailure);
 }
 
-/// Throws an Error that names `call` unless it succeeded: kUnsupported if the device, its driver or its memory does not
-/// suffice, so that a caller may fall back to the CPU, otherwise kDevice.
+/// Does nothing for cudaSuccess, otherwise throws an Error that names `call`: kUnsupported if the device, its driver or
+/// its memory does not suffice, so that a caller may fall back to the CPU, and kDevice for any other error.
 inline void check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // Clears the last error, so that the next caller does not find it.

@@ -32,7 +32,7 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// An event without timing, to order streams.
+/// An event without timing, with which one stream waits for another.
 class Event {
  public:
   Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
@@ -48,7 +48,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// A stream, the size of its device, and options of launchers.
+/// What a launcher needs: a stream, the size of its device, and options.
 struct DeviceStream {
   cudaStream_t stream = nullptr;
   unsigned multiprocessors = 1;
@@ -56,8 +56,8 @@ struct DeviceStream {
   /// If true, launchers load their kernels onto the device and launch nothing. A kernel that was not loaded in this way
   /// is loaded by the runtime at its first launch, which may be during a pause.
   bool loads_only = false;
-  /// Kernels that are loaded request the largest shared-memory carve-out. A multiprocessor changes its carve-out only
-  /// while it is idle, so kernels that run at the same time must request the same.
+  /// If true, and loads_only is set, the kernels also request the largest shared-memory carve-out. A multiprocessor
+  /// changes its carve-out only while it is idle, so kernels that run at the same time must request the same.
   bool most_shared_memory = false;
 };
 

@@ -14,7 +14,8 @@ namespace sparsecast::cuda {
 /// are ready for every stream.
 class TableUpload {
  public:
-  /// Adds a table that fills `to`; `from` may be null if `to` is empty. Both must stay valid until finish().
+  /// Adds a table: finish() copies to.bytes() bytes from `from` to `to`. `from` may be null if `to` is empty. Both must
+  /// stay valid until finish().
   void add(const DeviceMemory& to, const void* from) {
     if (to.bytes() == 0) return;
     tables_.push_back({to.as(), from, to.bytes()});

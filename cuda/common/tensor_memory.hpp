@@ -9,14 +9,14 @@
 
 namespace sparsecast::cuda {
 
-/// One allocation with a range of bytes for each tensor of a table, aligned for vector loads at full speed.
+/// One allocation in which each tensor of a table has its own range of bytes, aligned for vector loads at full speed.
 template <MemoryKind kKind>
 class TensorMemory {
  public:
   TensorMemory() = default;
-  /// bytes_of(spec) returns the size of the range of a tensor in bytes. Errors name the purpose. If `beside` is given,
-  /// parallel to the table, each range will be compared with the tensor in `beside`, and its address is equal to that
-  /// tensor's modulo 16.
+  /// bytes_of(spec) returns the size of the range of a tensor in bytes. Errors name `purpose`. `beside`, if it is not
+  /// empty, is parallel to the table: the kernels will compare the range of a tensor with beside[tensor], so the
+  /// address of the range is equal to that of beside[tensor] modulo 16.
   template <class BytesOf>
   TensorMemory(const TensorTable& table, const BytesOf& bytes_of, const char* purpose = "tensors",
                const std::vector<TensorRef>& beside = {}) {

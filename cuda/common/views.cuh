@@ -10,17 +10,19 @@
 
 namespace sparsecast::cuda {
 
-/// Returns the view of index `number`, or null for kNoView.
+/// Returns the address of view number `number` in the list `views`, or null for kNoView.
 __device__ inline const StridedView* view_at(const StridedView* views, std::uint32_t number) {
   return number == kNoView ? nullptr : views + number;
 }
 
-/// Returns the offset of row-major element `index` in elements; `index` itself without a view.
+/// Returns the offset, in elements from element 0, of the element with row-major index `index`. That is `index` itself
+/// if `view` is null.
 __device__ inline std::int64_t place_of(const StridedView* view, std::uint64_t index) {
   return view == nullptr ? static_cast<std::int64_t>(index) : strided_offset(*view, index);
 }
 
-/// Returns the index at which element `index` counts in the digest, with the keys of tile_plan.hpp.
+/// Returns the index at which the element with row-major index `index` counts in the digest, for the keys that
+/// plan_tiles() stores. `view` is the tensor's digest view, or null.
 __device__ inline std::uint64_t digest_place(const StridedView* view, std::uint64_t index) {
   return static_cast<std::uint64_t>(place_of(view, index));
 }

@@ -9,17 +9,17 @@
 
 namespace sparsecast::cuda {
 
-/// A bit for each element of a tile, lowest first, shared by the CTA. Bytes are in the order of little-endian words.
-/// While a tile with a lead (TensorEntry::lead) is compared, the bits of its elements follow `lead` unused bits, which
-/// needs one more word.
+/// A bit for each element of a tile, lowest first, in shared memory; set if the element has changed. Bytes are in the
+/// order of little-endian words. While a tile with a lead (TensorEntry::lead) is compared, the bits of its elements
+/// follow `lead` unused bits, which needs one more word.
 union ChangeMask {
   std::uint32_t words[kMaskWords + 1];
   std::uint16_t halves[2 * (kMaskWords + 1)];
   std::uint8_t bytes[4 * (kMaskWords + 1)];
 };
 
-/// Gathers the highest bits of four bytes, lowest byte first; all other bits must be zero. The product has a copy of
-/// each of the four bits at bits 28 to 31, and its terms do not overlap.
+/// Returns in bits 0 to 3 the highest bits of the four bytes of `flags`, lowest byte first. All other bits of `flags`
+/// must be zero. The product has a copy of each of the four bits at bits 28 to 31, and its terms do not overlap.
 __device__ inline std::uint32_t gather_byte_flags(std::uint32_t flags) { return flags * 0x204081U >> 28; }
 
 /// Returns the bits of `chosen` in which a and b differ, in one instruction. Left alone, compilers compute a ^ b once
@@ -34,19 +34,22 @@ __device__ inline std::uint32_t different_bits(std::uint32_t a, std::uint32_t b,
 #endif
 }
 
-/// Returns the highest bit of each byte that differs between a and b.
+/// Returns a word in which the highest bit of each byte is set if that byte differs between a and b; all other bits are
+/// zero.
 __device__ inline std::uint32_t different_bytes(std::uint32_t a, std::uint32_t b) {
   constexpr std::uint32_t kLow = 0x7F7F7F7FU;
   return ((different_bits(a, b, kLow) + kLow) | (a ^ b)) & ~kLow;
 }
 
-/// Returns a word in which the highest bit of each half tells whether that half differs between a and b.
+/// Returns a word in which the highest bit of each 16-bit half is set if that half differs between a and b. The other
+/// bits mean nothing.
 __device__ inline std::uint32_t different_halves(std::uint32_t a, std::uint32_t b) {
   constexpr std::uint32_t kLow = 0x7FFF7FFFU;
   return (different_bits(a, b, kLow) + kLow) | (a ^ b);
 }
 
-/// Returns a bit for each pair of 16-bit elements in two words that differ, lowest first.
+/// Compares the four 16-bit elements of a with those of b, and returns four bits, lowest element first: a bit is set if
+/// the elements differ. The `low` words hold the first two elements.
 __device__ inline std::uint32_t four_different_halves(std::uint32_t a_low, std::uint32_t a_high, std::uint32_t b_low,
                                                       std::uint32_t b_high) {
   // Takes the highest byte of each half.
@@ -54,7 +57,8 @@ __device__ inline std::uint32_t four_different_halves(std::uint32_t a_low, std::
                            0x80808080U);
 }
 
-/// Returns a bit for each element of 2^kShift bytes in 16 bytes that differs between a and b, lowest first.
+/// Compares the elements of 2^kShift bytes in two vectors of 16 bytes, and returns a bit for each, lowest first: it is
+/// set if the element differs between a and b.
 template <unsigned kShift>
 __device__ std::uint32_t different_elements(const uint4& a, const uint4& b) {
   if constexpr (kShift == 0) {
@@ -69,8 +73,9 @@ __device__ std::uint32_t different_elements(const uint4& a, const uint4& b) {
   }
 }
 
-/// Stores the flags of piece number `at`, of kFlags elements (2, 4, 8 or 16), if it is `inside` the tile. All lanes of
-/// a warp must call it, with consecutive pieces. The pieces of one mask byte are all inside or all outside.
+/// Stores in `mask` the flags of piece number `at`, which are one bit for each of its kFlags elements (2, 4, 8 or 16).
+/// Does nothing unless the piece is `inside` the tile. All lanes of a warp must call it, with consecutive pieces. The
+/// pieces of one mask byte are all inside or all outside.
 template <unsigned kFlags>
 __device__ void store_flags(ChangeMask& mask, std::uint32_t at, std::uint32_t flags, bool inside) {
   if constexpr (kFlags == 16) {
@@ -85,8 +90,9 @@ __device__ void store_flags(ChangeMask& mask, std::uint32_t at, std::uint32_t fl
   }
 }
 
-/// Marks the differences in all pieces of a tile. load(at) reads a piece and flags(loaded) compares it. Each thread has
-/// kInFlight pieces in flight.
+/// Sets `mask` for all elements of a whole tile, in pieces of kFlags elements. load(at) reads piece number `at`;
+/// flags(loaded) compares what load() returned, and returns a bit for each element, set if it has changed. Each thread
+/// loads kInFlight pieces at once.
 template <std::uint32_t kInFlight, unsigned kFlags, class Load, class Flags>
 __device__ void mark_whole_tile(ChangeMask& mask, const Load& load, const Flags& flags) {
   constexpr std::uint32_t kAtOnce = kInFlight * kThreads;
@@ -102,7 +108,8 @@ __device__ void mark_whole_tile(ChangeMask& mask, const Load& load, const Flags&
   }
 }
 
-/// Marks the differences in the pieces [first, end), whole words of the mask, as mark_whole_tile() does.
+/// Does for the pieces [first, end) what mark_whole_tile() does for all pieces. They must be those of whole words of
+/// `mask`.
 template <std::uint32_t kInFlight, unsigned kFlags, class Load, class Flags>
 __device__ void mark_pieces(std::uint32_t first, std::uint32_t end, ChangeMask& mask, const Load& load,
                             const Flags& flags) {
@@ -123,8 +130,8 @@ __device__ void mark_pieces(std::uint32_t first, std::uint32_t end, ChangeMask& 
   }
 }
 
-/// Shifts the bits of all elements down by `lead` places (below 32), so that bit i belongs to element i. The bits above
-/// the last element must be zero. Callers provide the barriers before and after.
+/// Shifts the bits in `mask` down by `lead` places (below 32), so that bit i belongs to element i. The bits above the
+/// last element must be zero. Callers provide the barriers before and after.
 __device__ inline void drop_lead(ChangeMask& mask, std::uint32_t lead) {
   const std::uint32_t low = mask.words[2 * threadIdx.x];
   const std::uint32_t middle = mask.words[2 * threadIdx.x + 1];

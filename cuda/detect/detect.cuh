@@ -11,8 +11,8 @@
 
 namespace sparsecast::cuda {
 
-/// Number of tile entries in shared memory, a power of two: a tile whose changes a warp may still be writing, the tile
-/// that other warps compare, and the next tile.
+/// Number of TileEntries that a CTA holds in shared memory, a power of two: that of a tile whose changes a warp may
+/// still be writing, that of the tile that other warps compare, and that of the next tile.
 inline constexpr std::uint32_t kTilesAhead = 4;
 
 struct DetectShared {
@@ -20,15 +20,17 @@ struct DetectShared {
   ChangeMask mask;
   std::uint16_t positions[kTileEntries];
   std::uint32_t first_entry;
-  StreamDigest digests[kThreads];  ///< One for each thread. In registers, they would compete with the loads.
+  /// Sum of digest changes of each thread. In registers, the sums would compete with the loads.
+  StreamDigest digests[kThreads];
   union {
     ScanShared scan;
     CtaDigest::TempStorage digest;
   };
 };
 
-/// Reserves `count` entries. Returns the number of the first entry, or kNoEntries if there is no room. No result
-/// depends on the order of the reservations. One thread must call it.
+/// Reserves `count` entries of the chunk for a tile. Returns the number of the first entry, or kNoEntries if there is
+/// no room or `count` exceeds kTileEntries. No result depends on the order of the reservations. One thread must call
+/// it.
 __device__ inline std::uint32_t take_entries(const Pipeline& pipeline, std::uint32_t count) {
   if (count > kTileEntries) return kNoEntries;
   const std::uint64_t first = atomicAdd(reinterpret_cast<unsigned long long*>(&pipeline.counts->entries),
@@ -36,6 +38,8 @@ __device__ inline std::uint32_t take_entries(const Pipeline& pipeline, std::uint
   return first + count <= pipeline.entry_capacity ? static_cast<std::uint32_t>(first) : kNoEntries;
 }
 
+/// Writes the entries of a tile's `changed` changes, from entry number `first` on, and adds their digest changes to
+/// `sum`. `positions` are the positions of the changes.
 template <DetectSource kSource, class T>
 __device__ void fill_entries(const Pipeline& pipeline, const TileEntry& shared_tile, std::uint32_t first,
                              std::uint32_t changed, const std::uint16_t* positions, DigestSum& sum) {
@@ -49,7 +53,8 @@ __device__ void fill_entries(const Pipeline& pipeline, const TileEntry& shared_t
   }
 }
 
-/// Finds the changes of a tile with elements of T; `number` is its number in the chunk.
+/// Finds the changes of a tile with elements of the size of T. Stores their number, and their entries if there is room,
+/// in the tables of the chunk. `number` is the number of the tile in the chunk.
 template <DetectSource kSource, class T>
 __device__ void detect_tile(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t number,
                             DetectShared& shared) {

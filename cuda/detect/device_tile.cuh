@@ -10,7 +10,7 @@
 
 namespace sparsecast::cuda {
 
-/// Returns whether `tile.current` points to fp32 masters, whose cast to bf16 is compared.
+/// Returns whether `tile.current` points to fp32 masters; then their cast to bf16 is compared with the old bits.
 template <DetectSource kSource>
 __device__ bool casts(const TileEntry& tile) {
   return kSource == DetectSource::kFusedCast || (kSource == DetectSource::kMasters && tile.masters);
@@ -21,7 +21,8 @@ __device__ T load_element(const std::byte* base, Index index) {
   return reinterpret_cast<const T*>(base)[index];
 }
 
-/// Returns the offset in elements of element `index` of the tile, from the tile's pointer that belongs to `view`.
+/// Returns the offset, in elements, of element number `index` of the tile from tile.current or tile.old. `view` is
+/// tile.current_view or tile.old_view, that of the same pointer.
 template <DetectSource kSource>
 __device__ auto place_in(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t view, std::uint32_t index) {
   if constexpr (has_views(kSource)) {
@@ -32,7 +33,7 @@ __device__ auto place_in(const Pipeline& pipeline, const TileEntry& tile, std::u
   }
 }
 
-/// Returns the new bits of element `index` of the tile, after the cast if `current` are masters.
+/// Returns the new bits of element number `index` of the tile: those at tile.current, cast to bf16 if they are masters.
 template <DetectSource kSource, class T>
 __device__ T new_element(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t index) {
   const auto place = place_in<kSource>(pipeline, tile, tile.current_view, index);
@@ -42,18 +43,20 @@ __device__ T new_element(const Pipeline& pipeline, const TileEntry& tile, std::u
   return load_element<T>(tile.current, place);
 }
 
-/// Returns a pointer to the vector that holds the element at `first`. The vector begins with `lead_bytes` bytes that do
-/// not belong to the tile; all following vectors do.
+/// Returns the address of the vector that holds the element at `first`, the first of the tile. This vector begins with
+/// `lead_bytes` bytes that do not belong to the tile; all following vectors contain only bytes of the tile.
 template <class Vector>
 __device__ const Vector* vectors_of(const std::byte* first, std::uint32_t lead_bytes) {
   return in_global(reinterpret_cast<const Vector*>(first - lead_bytes));
 }
 
-/// Returns the first mask word whose elements are compared by vectors. A word that includes elements of another tile is
-/// not.
+/// Returns the number of the first mask word whose elements may be compared by vectors: 1 if word 0 includes elements
+/// of another tile, which are the lead, otherwise 0.
 __device__ inline std::uint32_t first_vector_word(const TileEntry& tile) { return tile.lead == 0 ? 0 : 1; }
 
-/// Returns a pointer to the piece at element `index` of the tile; elements have 2^shift bytes.
+/// Returns the address of the piece (consecutive elements that are loaded at once) that begins at element number
+/// `index` of the tile. `base` is tile.current or tile.old and `view` the view of that pointer. Elements have 2^shift
+/// bytes.
 template <class Piece>
 __device__ const Piece* piece_at(const Pipeline& pipeline, const TileEntry& tile, const std::byte* base,
                                  std::uint32_t view, std::uint32_t index, std::uint32_t shift) {

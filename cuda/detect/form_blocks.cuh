@@ -10,8 +10,8 @@
 
 namespace sparsecast::cuda {
 
-/// Starts a chunk only if the largest possible payloads of this chunk and of the chunk before fit into the arena, so
-/// that no chunk is ever half done. One thread.
+/// Decides whether a chunk may start, and sets counts->started to 1 or 0: only if the largest possible payloads of this
+/// chunk and of the chunk before fit into the arena, so that no chunk is ever half done. Runs as one thread.
 static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
   Control& control = *pipeline.control;
   ChunkCounts& counts = *pipeline.counts;
@@ -27,7 +27,8 @@ static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
   for (std::uint32_t& items : counts.items) items = 0;
 }
 
-/// Stores how much of the arena is used once the chunk of this set is encoded. One thread.
+/// Stores in counts->level how much of the arena is used, once the chunk that uses this set is encoded. Runs as one
+/// thread.
 static __global__ void end_chunk(Pipeline pipeline) { pipeline.counts->level = pipeline.control->arena_used; }
 
 struct FormShared {
@@ -43,12 +44,13 @@ struct FormShared {
   std::uint32_t items_begin;
 };
 
-/// Returns whether changed tile i starts a block.
+/// Returns whether a block begins with changed tile number i of the section.
 __device__ inline bool starts_block(const FormShared& shared, std::uint32_t i) {
   if (i == 0 || shared.count[i] >= kBlockChanges || shared.count[i - 1] >= kBlockChanges) return true;
   return shared.before[i] / kBlockChanges != shared.before[i - 1] / kBlockChanges;
 }
 
+/// Joins the tiles of section number `index` to blocks: stores their records, their number and their work items.
 __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t index,
                                     FormShared& shared) {
   const SectionEntry section = pipeline.sections[index];

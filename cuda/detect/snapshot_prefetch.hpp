@@ -17,26 +17,29 @@
 
 namespace sparsecast::cuda {
 
+/// Copies a snapshot in pinned host memory to the device chunk by chunk, into two buffers in turn, while kernels work
+/// on the chunk before.
 class SnapshotPrefetch {
  public:
-  /// Uploads its tables and waits. `plan` must outlive this object. Its tensors' `old` must point to the snapshots on
-  /// the host; the constructor sets its tiles' `old` to the copies on the device.
+  /// Allocates the buffers, uploads the tables of this object, and waits for the upload. `plan` must outlive this
+  /// object. Its tensors' `old` must point to the snapshots on the host; the constructor sets its tiles' `old` to the
+  /// copies on the device.
   SnapshotPrefetch(TilePlan& plan, const HostWait& host);
 
-  /// Starts copying with chunk `first`, after the work that is already enqueued on `stream`.
+  /// Starts copying chunks `first` and `first` + 1, after the work that is already enqueued on `stream`.
   void begin(std::uint32_t first, cudaStream_t stream);
-  /// Makes later work on `stream` wait for the copy of the chunk. Returns the tensor entries that the kernels of the
-  /// chunk must use.
+  /// Makes later work on `stream` wait until chunk number `chunk` is copied. Returns the list of tensors that the
+  /// kernels of the chunk must use as Pipeline::tensors.
   const TensorEntry* enter(std::uint32_t chunk, cudaStream_t stream);
-  /// Must be called when all kernels of the chunk are enqueued on `stream`. After them, the chunk's buffer is free for
-  /// chunk + 2.
+  /// Starts copying chunk `chunk` + 2 into the buffer of chunk number `chunk`, behind the work that is enqueued on
+  /// `stream`. Must be called when all kernels of chunk `chunk` are enqueued there.
   void leave(std::uint32_t chunk, cudaStream_t stream);
 
  private:
-  /// A copy: consecutive sections of one tensor.
+  /// One copy from the host to a buffer: consecutive sections of one tensor.
   struct SectionCopy {
     const std::byte* h_from = nullptr;
-    std::uint64_t offset = 0;  ///< Offset in the buffer.
+    std::uint64_t offset = 0;  ///< Offset in the chunk's buffer, in bytes.
     std::uint64_t bytes = 0;
   };
   struct ChunkCopy {
@@ -58,7 +61,8 @@ class SnapshotPrefetch {
   TilePlan& plan_;
   std::vector<ChunkCopy> chunks_;
   std::vector<SectionCopy> pieces_;
-  std::vector<TensorEntry> entries_;  ///< A range for each chunk: its tensors, with `old` in the chunk's buffer.
+  /// For each chunk, the tensors that it touches, with `old` in the chunk's buffer.
+  std::vector<TensorEntry> entries_;
   DeviceMemory d_entries_;
   Stream copies_;
   Event ready_;

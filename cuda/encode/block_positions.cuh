@@ -9,7 +9,7 @@
 
 namespace sparsecast::cuda {
 
-/// Positions of the changes of a block, relative to its first element.
+/// Positions of the changes of a block of `span` elements, relative to the first element of the block.
 struct PositionList {
   const std::uint32_t* positions = nullptr;
   std::uint32_t count = 0;
@@ -20,20 +20,23 @@ struct PositionList {
   }
 };
 
+/// The coding of the position part of a block, and where this thread writes.
 struct PositionPlan {
   PositionCodec codec = PositionCodec::kPacked;
+  /// Rice parameter of the gaps; with gap16, 1 if the gaps have 32 bits.
   std::uint32_t kp = 0;
-  std::uint32_t bytes = 0;         ///< Size of the position part, padded to 4 bytes.
-  std::uint32_t quotient_bit = 0;  ///< packed: bit number at which this thread's quotients start.
-  std::uint32_t tail_bit = 0;      ///< packed: bit number at which the tails of these quotients start.
+  std::uint32_t bytes = 0;         ///< Size of the position part in bytes, padded to a multiple of 4.
+  std::uint32_t quotient_bit = 0;  ///< Only for packed: bit number at which this thread's quotients start.
+  std::uint32_t tail_bit = 0;      ///< Only for packed: bit number at which the tails of this thread's quotients start.
 };
 
-/// Sums over the quotients of a thread's share, or of all threads.
+/// Sums over the quotients of one thread's share, or of all threads, if the Rice parameter is k, k - 1 or k - 2.
 struct QuotientSums {
-  ThreeSums bits;   ///< Bits of the codes without their one bits, with parameters k, k - 1 and k - 2.
-  ThreeSums tails;  ///< How many of `bits` are tail bits.
+  ThreeSums bits;   ///< Bits of the quotients' codes, without the one bits that end the unary parts.
+  ThreeSums tails;  ///< How many of `bits` are bits of tails.
 };
 
+/// Returns the sums over this thread's share, where k is the highest of the three Rice parameters.
 template <class Threads>
 __device__ QuotientSums sum_own_quotients(const PositionList& list, std::uint32_t k) {
   const Share share = Threads::share(list.count);
@@ -56,7 +59,8 @@ __device__ QuotientSums sum_own_quotients(const PositionList& list, std::uint32_
   return sums;
 }
 
-/// Chooses the Rice parameter by docs/wire-format.md §5.2 and computes where this thread writes its parts.
+/// Returns the plan of a packed position part: its Rice parameter, chosen by docs/wire-format.md §5.2, and where this
+/// thread writes.
 template <class Threads>
 __device__ PositionPlan plan_packed(const PositionList& list, const Threads& threads) {
   std::uint32_t k = rice_parameter(list.positions[list.count - 1] + 1 - list.count, list.count);
@@ -103,7 +107,8 @@ __device__ PositionPlan plan_gap16(const PositionList& list, const Threads& thre
   return plan;
 }
 
-/// Chooses the position coding by docs/wire-format.md §5.4. The caller considers `dense`.
+/// Returns the plan of the position part, in the coding that `mode` names or, with kAuto, in the smaller one of bitmap
+/// and packed (docs/wire-format.md §5.4). Does not consider `dense`, which the caller does.
 template <class Threads>
 __device__ PositionPlan plan_positions(const PositionList& list, PositionMode mode, const Threads& threads) {
   PositionPlan bitmap;
@@ -152,7 +157,8 @@ __device__ void write_packed(const PositionList& list, const PositionPlan& plan,
   remainders.flush();
 }
 
-/// Writes the position part to `words`, which must be zero. Callers provide the barriers.
+/// Writes this thread's share of the position part to `words`, which must be zero. Callers provide the barriers before
+/// and after.
 template <class Threads>
 __device__ void write_positions(const PositionList& list, const PositionPlan& plan, std::uint32_t* words) {
   const Share share = Threads::share(list.count);

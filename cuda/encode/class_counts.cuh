@@ -12,24 +12,26 @@
 
 namespace sparsecast::cuda {
 
-/// Number of threads whose counts one thread sums: a segment.
+/// Number of threads in a segment. One thread sums the counts of a segment.
 inline constexpr std::uint32_t kSegment = 16;
 static_assert(kThreads / kSegment == kSegment && kSegment == kMostClasses, "a thread for each class and segment");
 
-/// Counts of each class by thread, at most 255 each, and their sums.
+/// For each class: the number of elements that each thread has counted, at most 255, and sums of these numbers.
 struct ClassCounts {
   alignas(16) std::uint8_t of[kMostClasses][kThreads];
-  std::uint16_t segments[kMostClasses][kThreads / kSegment];  ///< Sum over the threads before each segment.
+  std::uint16_t segments[kMostClasses][kThreads / kSegment];  ///< Sum over all threads before each segment.
   std::uint32_t totals[kMostClasses];
 };
 
-/// Sums the bytes of `count` words (at most 4) in two halves, which fold() adds.
+/// Adds the four bytes in `bytes` to the two 16-bit sums in `sum`. fold() turns these into one sum.
 __device__ inline std::uint32_t add_bytes(std::uint32_t sum, std::uint32_t bytes) {
   return sum + (bytes & 0x00FF00FFU) + (bytes >> 8 & 0x00FF00FFU);
 }
+/// Returns the sum of the two halves of a word.
 __device__ inline std::uint32_t fold(std::uint32_t halves) { return (halves & 0xFFFF) + (halves >> 16); }
 
-/// Computes segments and totals, once each thread has written its counts to `of`. Begins and ends with a barrier.
+/// Sets counts.segments and counts.totals, after each thread has written its counts to counts.of. Begins and ends with
+/// a barrier.
 __device__ inline void sum_segments(ClassCounts& counts) {
   __syncthreads();
   const std::uint32_t c = threadIdx.x / kSegment;
@@ -47,7 +49,7 @@ __device__ inline void sum_segments(ClassCounts& counts) {
   __syncthreads();
 }
 
-/// Returns how many elements of class c the threads below `thread` have counted.
+/// Returns how many elements of class c the threads with lower numbers than `thread` have counted.
 __device__ inline std::uint32_t counted_before(const ClassCounts& counts, std::uint32_t c, std::uint32_t thread) {
   const uint4 bytes = reinterpret_cast<const uint4*>(counts.of[c])[thread / kSegment];
   const std::uint32_t lower = thread % kSegment;  // Number of bytes to add.
@@ -61,12 +63,12 @@ __device__ inline std::uint32_t counted_before(const ClassCounts& counts, std::u
   return counts.segments[c][thread / kSegment] + fold(sum);
 }
 
-/// The classes of a tile's elements as bit planes: bits[b] holds bit b of each class.
+/// The classes of a tile's elements: bit i of bits[b] is bit b of the class of element i.
 struct ClassPlanes {
   ChangeMask bits[4];
 };
 
-/// Returns a mask of the elements of class c in word `w` of the planes.
+/// Returns a mask of 32 elements, those of word number `w` of the planes: a bit is set if the element's class is c.
 __device__ inline std::uint32_t of_class(const ClassPlanes& planes, std::uint32_t w, std::uint32_t c) {
   std::uint32_t other = 0;
   SPARSECAST_UNROLL
@@ -74,7 +76,8 @@ __device__ inline std::uint32_t of_class(const ClassPlanes& planes, std::uint32_
   return ~other;
 }
 
-/// Returns the mask of class c for one word of each plane, where the compiler knows c.
+/// Returns a mask of 32 elements, whose classes are in one word of each plane: a bit is set if the element's class is
+/// c, which the compiler must know.
 __device__ inline std::uint32_t of_class(const std::uint32_t (&planes)[4], std::uint32_t c) {
   std::uint32_t bits = ~0U;
   SPARSECAST_UNROLL
@@ -82,8 +85,8 @@ __device__ inline std::uint32_t of_class(const std::uint32_t (&planes)[4], std::
   return bits;
 }
 
-/// Counts this thread's elements of each of the first `classes` classes, without elements whose bit in `leave` is set.
-/// Callers provide the barriers.
+/// Stores in counts.of the number of this thread's 64 elements of each of the first `classes` classes. Does not count
+/// elements whose bit in `leave` is set. Callers provide the barriers.
 __device__ inline void count_own_classes(const ClassPlanes& planes, const ChangeMask& leave, std::uint32_t classes,
                                          ClassCounts& counts) {
   std::uint32_t words[2][4];
@@ -102,7 +105,8 @@ __device__ inline void count_own_classes(const ClassPlanes& planes, const Change
   }
 }
 
-/// Returns the number of elements of class c before element `at`, without elements whose bit in `leave` is set.
+/// Returns the number of elements of class c before element number `at` of the tile. Does not count elements whose bit
+/// in `leave` is set.
 __device__ inline std::uint32_t count_before(const ClassPlanes& planes, const ChangeMask& leave,
                                              const ClassCounts& counts, std::uint32_t c, std::uint32_t at) {
   const std::uint32_t w = at / 32;
@@ -112,13 +116,13 @@ __device__ inline std::uint32_t count_before(const ClassPlanes& planes, const Ch
   return count + static_cast<std::uint32_t>(__popc(of_class(planes, w, c) & ~leave.words[w] & below));
 }
 
-/// The memory words of eight consecutive elements of a tile.
+/// The bits of eight consecutive elements of a tile, as 32-bit words in the order of memory.
 template <class T>
 struct EightWords {
   std::uint32_t words[2 * sizeof(T)];
 };
 
-/// Reads elements 8 * at to 8 * at + 7. `base` is aligned to 16 bytes.
+/// Returns the elements of numbers 8 * at to 8 * at + 7, counted from `base`, which is aligned to 16 bytes.
 template <class T>
 __device__ EightWords<T> load_eight(const std::byte* base, std::uint32_t at) {
   EightWords<T> eight;
@@ -139,7 +143,7 @@ __device__ EightWords<T> load_eight(const std::byte* base, std::uint32_t at) {
   return eight;
 }
 
-/// Keys of eight elements, two in a word: the key of the lower-numbered element in its low half.
+/// Keys of eight consecutive elements, two per word: that of the element of lower number in the low half.
 struct EightKeys {
   std::uint32_t pairs[4];
 };
@@ -172,7 +176,8 @@ __device__ EightKeys keys_of(const EightWords<T>& eight, const ExponentField& fi
   return keys;
 }
 
-/// Returns max(0, min(a + b, most)), for each signed half of the words separately.
+/// Returns max(0, min(a + b, most)) for the lower and for the upper halves of the three words, as signed 16-bit
+/// numbers.
 __device__ inline std::uint32_t add_halves_within(std::uint32_t a, std::uint32_t b, std::uint32_t most) {
 #if defined(__CUDA_ARCH__)
   return __viaddmin_s16x2_relu(a, b, most);
@@ -188,7 +193,7 @@ __device__ inline std::uint32_t add_halves_within(std::uint32_t a, std::uint32_t
 #endif
 }
 
-/// Parameters of class_of(), repeated in both halves of a word.
+/// Computes the classes of two keys at a time. Holds the parameters of class_of(), repeated in both halves of a word.
 struct ClassPairs {
   std::uint32_t offset;
   std::uint32_t most;
@@ -200,13 +205,13 @@ struct ClassPairs {
         most((classes.count * classes.width - 1) * 0x00010001U),
         shift(classes.width - 1) {}
 
-  /// Returns the classes of two keys.
+  /// Returns the classes of two keys, which are in the halves of `keys`, in the halves of the result.
   __device__ std::uint32_t of(std::uint32_t keys) const {
     return add_halves_within(keys ^ 0x00FF00FFU, offset, most) >> shift & 0x000F000FU;
   }
 };
 
-/// Stores the classes of the eight elements from number 8 * at on in the planes.
+/// Stores in `planes` the classes of the eight elements from number 8 * at on, whose keys are `keys`.
 __device__ inline void store_classes(ClassPlanes& planes, std::uint32_t at, const EightKeys& keys,
                                      const ClassPairs& classes) {
   // `bits` holds eight classes of four bits, those of elements with odd numbers in the upper half. Two exchanges of

@@ -13,10 +13,11 @@ namespace sparsecast::cuda {
 
 struct FormContextsShared {
   ScanShared scan;
-  /// For each block of the section: the number of changes in the blocks of the section that precede it.
+  /// For each block of the section: the number of changes in the earlier blocks of the section.
   std::uint32_t before[kTilesPerSection];
   std::uint32_t count[kTilesPerSection];
-  std::uint32_t first[kTilesPerSection];  ///< First block in each block that may be `context`.
+  /// For each larger block that may be `context`: the number, in the section, of its first block.
+  std::uint32_t first[kTilesPerSection];
   std::uint32_t items_begin;
 };
 
@@ -27,6 +28,7 @@ __device__ inline bool starts_context(const FormContextsShared& shared, std::uin
   return shared.before[i] / kContextBlockChanges != shared.before[i - 1] / kContextBlockChanges;
 }
 
+/// Joins the blocks of each section to larger blocks, and stores these in contexts.blocks with their work items.
 static __global__ void __launch_bounds__(kThreads)
     form_contexts(Pipeline pipeline, Chunk chunk, ContextTables contexts) {
   SPARSECAST_SHARED(FormContextsShared, shared);
@@ -70,14 +72,19 @@ static __global__ void __launch_bounds__(kThreads)
 
 struct ChooseShared {
   ScanShared scan;
-  std::uint32_t choices[kTilesPerSection];  ///< For each block, what to write in its place.
+  /// For each block of the section: what to write in its place (kNothing, kItself, or kContextBlock and above).
+  std::uint32_t choices[kTilesPerSection];
 };
-/// Values of `choices`. Nothing: an earlier `context` block covers the block. The block itself. Or a `context` block
-/// that begins there, whose number is added to kContextBlock.
+/// Value of `choices` for a block that an earlier `context` block covers: nothing is written in its place.
 inline constexpr std::uint32_t kNothing = 0;
+/// Value of `choices` for a block that is kept.
 inline constexpr std::uint32_t kItself = 1;
+/// Value of `choices` for a block that is replaced by the section's `context` block number n, which begins there:
+/// kContextBlock + n.
 inline constexpr std::uint32_t kContextBlock = 2;
 
+/// Stores in contexts.chosen the blocks of each section, with `context` blocks where these are smaller than the blocks
+/// that they would replace.
 static __global__ void __launch_bounds__(kThreads)
     choose_blocks(Pipeline pipeline, Chunk chunk, ContextTables contexts) {
   SPARSECAST_SHARED(ChooseShared, shared);

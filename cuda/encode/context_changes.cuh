@@ -14,18 +14,20 @@
 
 namespace sparsecast::cuda {
 
-/// Scratch memory of a CTA of encode_contexts, with the properties of each change of a block.
+/// Lists of the properties of each change of a block, in the scratch memory of a CTA of encode_contexts.
 template <class T>
 struct ContextEntries {
   // Sorted by class, and in a class by position.
   T* words = nullptr;
   // By position.
   T* found_words = nullptr;
-  std::uint32_t* found_positions = nullptr;  ///< Relative to the block; rank_changes replaces them by ranks.
-  std::uint32_t* ranks = nullptr;  ///< Sorted by class: number of unchanged elements of the class before the change.
+  /// Positions of the changes in the block, ascending; rank_changes replaces them by ranks.
+  std::uint32_t* found_positions = nullptr;
+  /// Ranks of the changes, sorted by class: the number of unchanged elements of the class before the change.
+  std::uint32_t* ranks = nullptr;
   std::uint16_t* exceptions = nullptr;
   std::uint8_t* found_keys = nullptr;
-  std::uint8_t* keys = nullptr;  ///< By class.
+  std::uint8_t* keys = nullptr;  ///< Keys of the old words of the changes, sorted by class.
 };
 
 template <class T>
@@ -42,12 +44,12 @@ __device__ ContextEntries<T> context_scratch(const Pipeline& pipeline) {
   return entries;
 }
 
-/// Shared memory of encode_contexts while it collects the changes of a block.
+/// Shared memory of encode_contexts while it collects the changes of a block: first `keys`, then `tiles`.
 union ContextFindings {
   /// Numbers of changes by key.
   struct {
     KeyCounts all;
-    KeyCounts far;  ///< Changes by more than one ULP.
+    KeyCounts far;  ///< For each key, the number of changes by more than one ULP.
     std::uint32_t first_near;
     std::uint32_t rice_keys;
   } keys;
@@ -56,19 +58,21 @@ union ContextFindings {
     ClassCounts counts;
     ClassPlanes planes;
     ChangeMask changed;
-    std::uint32_t before[kMostClasses];  ///< Unchanged elements of each class in the tiles before.
+    std::uint32_t before[kMostClasses];  ///< Number of unchanged elements of each class in the tiles before.
   } tiles;
 };
 
-/// Properties of the changes of one block, computed step by step.
+/// Parameters of one block that are computed while its changes are collected.
 struct ContextChanges {
+  /// Number of changes of the block.
   std::uint32_t count = 0;
   ContextClasses classes;
-  std::uint32_t rice_keys = 0;  ///< As in ContextValues.
-  std::uint32_t check = 0;      ///< This thread's part of the check sum.
+  std::uint32_t rice_keys = 0;  ///< The values of changes with keys below this one are Rice-coded.
+  std::uint32_t check = 0;      ///< Part of the block's check sum that this thread has added up.
 };
 
-/// Returns what an old word adds to a block's sum (docs/wire-format.md §4.3); `at` is the number of its element.
+/// Returns what an old word adds to the check sum of its block (docs/wire-format.md §4.3). `at` is the number of its
+/// element.
 template <class T>
 __device__ std::uint32_t in_sum(T word, std::uint32_t at) {
   if constexpr (sizeof(T) == 8) {
@@ -80,8 +84,8 @@ __device__ std::uint32_t in_sum(T word, std::uint32_t at) {
   }
 }
 
-/// Compares a tile without entries again (it was not refreshed) and lists its changes. Uses `mask` as scratch; ends
-/// with a barrier.
+/// Compares a tile that has no entries, whose old words are thus not refreshed yet, and writes the positions of its
+/// changes in the tile to `positions`, ascending. Uses `mask` as scratch. Ends with a barrier.
 template <DetectSource kSource, class T>
 __device__ void find_positions_again(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask,
                                      CtaThreads::Shared& threads, std::uint32_t* positions) {
@@ -91,9 +95,9 @@ __device__ void find_positions_again(const Pipeline& pipeline, const TileEntry& 
   __syncthreads();
 }
 
-/// Fills found_positions, found_words and found_keys, and counts the keys. Returns this thread's part of what the
-/// changes add to the check, if the check is otherwise summed over the words in memory (classify_tile). Callers provide
-/// the barrier afterwards.
+/// Writes found_positions, found_words and found_keys of the changes in the `tiles` tiles of a block, and counts their
+/// keys in found.keys. Returns this thread's part of what the changes add to the check sum, to which classify_tile()
+/// adds the words that are in memory. Callers provide the barrier afterwards.
 template <DetectSource kSource, class T>
 __device__ std::uint32_t gather_changes(const Pipeline& pipeline, const Chunk& chunk, const WorkItem& item,
                                         std::uint32_t tiles, const ContextEntries<T>& entries,
@@ -131,8 +135,8 @@ __device__ std::uint32_t gather_changes(const Pipeline& pipeline, const Chunk& c
   return check;
 }
 
-/// Chooses the classes and the keys with Rice-coded values (docs/wire-format.md §5.6); thread k handles key k. Acts as
-/// a barrier of the CTA.
+/// Sets changes.classes and changes.rice_keys by docs/wire-format.md §5.6, from the counts in found.keys. Thread k
+/// handles key k. Acts as a barrier of the CTA.
 __device__ inline void choose_parameters(ContextFindings& found, CtaThreads::Shared& threads, ContextChanges& changes) {
   static_assert(kThreads == kContextKeys);
   const std::uint32_t key = threadIdx.x;
@@ -154,8 +158,8 @@ __device__ inline void choose_parameters(ContextFindings& found, CtaThreads::Sha
   __syncthreads();
 }
 
-/// Stores the classes of a tile's elements, computed from the words in memory. Returns this thread's part of the sum of
-/// these words. Callers provide the barriers.
+/// Stores in `planes` the classes of a tile's elements, computed from the old words in memory. Returns this thread's
+/// part of what these words add to the check sum. Callers provide the barriers.
 template <DetectSource kSource, class T>
 __device__ std::uint32_t classify_tile(const Pipeline& pipeline, const TileEntry& tile, const ExponentField& field,
                                        const ClassPairs& classes, ClassPlanes& planes) {
@@ -198,8 +202,8 @@ __device__ std::uint32_t classify_tile(const Pipeline& pipeline, const TileEntry
   return sum;
 }
 
-/// Replaces the position of each change by its rank: the number of unchanged elements of its class before it, counted
-/// tile by tile. Ends with a barrier. Adds to the check of `changes`.
+/// Replaces the position of each change in entries.found_positions by its rank: the number of unchanged elements of its
+/// class before it, counted tile by tile. Adds the words in memory to changes.check. Ends with a barrier.
 template <DetectSource kSource, class T>
 __device__ void rank_changes(const Pipeline& pipeline, const Chunk& chunk, const WorkItem& item, std::uint32_t tiles,
                              const ContextEntries<T>& entries, const ExponentField& field, ContextFindings& found,
@@ -238,8 +242,8 @@ __device__ void rank_changes(const Pipeline& pipeline, const Chunk& chunk, const
   }
 }
 
-/// Sorts words, ranks and keys of the changes by class. Sets begin[c] to the first change of class c. Callers provide
-/// the barrier afterwards.
+/// Writes the words, ranks and keys of the changes, sorted by class, to `entries`. Sets begin[c] to the number of the
+/// first change of class c. Callers provide the barrier afterwards.
 template <class T>
 __device__ void sort_by_class(const ContextEntries<T>& entries, const ContextChanges& changes, ClassCounts& counts,
                               std::uint32_t (&begin)[kMostClasses + 1]) {

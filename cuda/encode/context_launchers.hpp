@@ -9,15 +9,18 @@
 
 namespace sparsecast::cuda {
 
-/// Enqueues forming the blocks of a chunk that may be `context`.
+/// Enqueues joining the blocks of a chunk to larger blocks that may be `context`, and storing these in `contexts`.
 void launch_form_contexts(const Pipeline& pipeline, const Chunk& chunk, const ContextTables& contexts,
                           const DeviceStream& device);
-/// Enqueues coding the formed blocks whose elements have 2^size bytes. `source` is not kMask.
+/// Enqueues coding, as `context` blocks, those blocks in `contexts` whose elements have 2^size bytes. `source` must not
+/// be kMask.
 void launch_encode_contexts(DetectSource source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
                             const ContextTables& contexts, const DeviceStream& device);
-/// Returns the number of CTAs that launch_encode_contexts uses for a chunk of `tiles` tiles.
+/// Returns the number of CTAs that launch_encode_contexts uses for a chunk of `tiles` tiles. Each of them needs
+/// context_scratch_bytes() bytes of scratch memory.
 unsigned context_grid(std::uint64_t tiles, const DeviceStream& device);
-/// Enqueues choosing the blocks of the chunk: those of the pipeline, or `context` blocks where these are smaller.
+/// Enqueues choosing the blocks of the chunk and storing them in contexts.chosen: the blocks of the pipeline, or
+/// `context` blocks where these are smaller.
 void launch_choose_blocks(const Pipeline& pipeline, const Chunk& chunk, const ContextTables& contexts,
                           const DeviceStream& device);
 

@@ -10,6 +10,7 @@
 
 namespace sparsecast::cuda {
 
+/// The memory of ContextTables.
 class ContextMemory {
  public:
   ContextMemory() = default;

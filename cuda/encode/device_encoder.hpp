@@ -28,14 +28,15 @@ namespace sparsecast::cuda {
 /// elements of a snapshot may share an address.
 struct CompareTensor {
   const void* d_current = nullptr;
-  void* d_snapshot = nullptr;  ///< Bits that receivers hold.
+  void* d_snapshot = nullptr;  ///< Memory of the bits that receivers hold.
   std::vector<std::int64_t> current_strides = {};
   std::vector<std::int64_t> snapshot_strides = {};
-  bool masters = false;  ///< `d_current` are fp32 masters of a bf16 tensor; their cast is compared.
+  /// True if `d_current` are fp32 masters of a bf16 tensor; then their cast to bf16 is compared.
+  bool masters = false;
 };
-/// Device memory of one contiguous tensor whose snapshot is in pinned host memory. The snapshot is read in chunks of
-/// whole sections, each copied to the device while the kernels work on the one before. Kernels store new bits directly
-/// to host memory, and only for changed elements.
+/// Device memory of one contiguous tensor whose snapshot is in pinned host memory. The snapshot is copied to the device
+/// chunk by chunk, in whole sections, while the kernels work on the chunk before. Kernels store new bits directly to
+/// host memory, and only for changed elements.
 struct PinnedTensor {
   const void* d_current = nullptr;
   void* h_snapshot = nullptr;
@@ -43,9 +44,9 @@ struct PinnedTensor {
 /// Device memory of one contiguous bf16 tensor and of its fp32 masters, for the fused cast.
 struct CastTensor {
   const float* d_masters = nullptr;  ///< Null if the tensor never changes.
-  void* d_bf16 = nullptr;            ///< Bits that receivers hold; overwritten with the cast of the masters.
+  void* d_bf16 = nullptr;            ///< The bits that receivers hold; the cast of the masters overwrites them.
 };
-/// Device memory of one contiguous tensor, and the mask of its elements to send.
+/// Device memory of one contiguous tensor, and the mask that says which of its elements are sent.
 struct MaskTensor {
   const void* d_current = nullptr;
   const std::uint64_t* d_mask =
@@ -53,24 +54,24 @@ struct MaskTensor {
 };
 
 struct DeviceEncoderOptions {
-  /// Bytes of elements that one launch of each kernel covers. Determines the memory for changes between detect and
-  /// encode: twice 6 % of `chunk_bytes` for bf16, more after a delta with more than 3 % changed.
+  /// Largest number of bytes of elements that one launch of each kernel covers. Determines the memory for changes
+  /// between detect and encode: twice 6 % of `chunk_bytes` for bf16, more after a delta with more than 3 % changed.
   std::uint64_t chunk_bytes = kDefaultChunkBytes;
-  /// Encodes a chunk while the next one is detected, on a stream of the encoder's. Not with a pinned snapshot, nor with
-  /// `after_step`.
+  /// True to encode a chunk while the next one is detected, on a second stream that the encoder owns. Has no effect
+  /// with a pinned snapshot or with `after_step`.
   bool overlap = true;
-  /// Launches the work of start() as one CUDA graph, from the first delta on that follows one which needed no more
-  /// memory. Not with a pinned snapshot, nor with `after_step`.
+  /// True to launch the work of start() as one CUDA graph. That begins with the first start() after a delta that needed
+  /// no more memory than there was. Has no effect with a pinned snapshot or with `after_step`.
   bool graph = true;
-  /// Initial size of the payload arena in bytes, at least the largest payload of two chunks; 0 means that plus a
-  /// sixteenth of the table.
+  /// Initial size in bytes of the arena, the memory for payloads; raised to the largest payloads of two successive
+  /// chunks if it is less. 0 stands for the largest payloads of two chunks plus a sixteenth of the table.
   std::uint64_t arena_bytes = 0;
-  /// Initial number of changes of a chunk that detect keeps for encode, at least one; 0 means 512 for each tile. Grows
-  /// to half as much again as a delta would have needed, at most a quarter of the elements.
+  /// Initial number of changes of a chunk that detect can keep for encode. 0 stands for 512 per tile. Grows to half as
+  /// much again as a delta would have needed, at most a quarter of the elements.
   std::uint64_t entries = 0;
-  /// Initial size of the memory for frames in bytes; 0 means a sixteenth of the table.
+  /// Initial size in bytes of the memory for frames. 0 stands for a sixteenth of the table.
   std::uint64_t frame_bytes = 0;
-  /// Time limit of the waits of finish() for the device.
+  /// Time limit of each wait of finish() for the device.
   std::chrono::milliseconds deadline{60'000};
   /// Called after each enqueued step of start() with its name ("detect" and "encode" for each chunk, "cut",
   /// "assemble"), and with "" before the first step. Benchmarks record an event there.
@@ -89,7 +90,7 @@ struct DeviceFrame {
 struct DeviceFrames {
   std::vector<DeviceFrame> frames;
   CommitRecord commit;        ///< COMMIT record without the result digest.
-  StateDigest digest_change;  ///< Change of the state digest; zero with a mask.
+  StateDigest digest_change;  ///< Change of the state digest; zero if the encoder sends the elements of a mask.
 };
 
 /// Encodes deltas of streams from the memory of their tensors; launches, waits and copies are the same for any number
@@ -100,35 +101,41 @@ struct DeviceFrames {
 /// the object must not be used again.
 class DeviceEncoder {
  public:
-  /// Makes an encoder that compares `tensors`, parallel to the joined table.
-  /// EncodeOptions::zstd_level must be 0. With `refresh`, the same pass stores the new bits in the snapshot.
+  /// Returns an encoder that compares `tensors`, parallel to the joined table, with their snapshots.
+  /// EncodeOptions::zstd_level must be 0. With `refresh`, the encoder also stores the new bits in the snapshots, in the
+  /// same pass.
   static DeviceEncoder compare(const JoinedTables& tables, const std::vector<CompareTensor>& tensors, bool refresh,
                                const EncodeOptions& options, const DeviceEncoderOptions& device = {});
-  /// Makes an encoder that compares with snapshots in pinned host memory. Needs two more chunks of device memory, and
-  /// creates a stream for the copies.
+  /// Returns an encoder that compares `tensors`, parallel to the joined table, with snapshots in pinned host memory.
+  /// Needs device memory for two more chunks, and creates a stream for the copies. With `refresh`, the encoder also
+  /// stores the new bits in the snapshots.
   static DeviceEncoder compare_pinned(const JoinedTables& tables, const std::vector<PinnedTensor>& tensors,
                                       bool refresh, const EncodeOptions& options,
                                       const DeviceEncoderOptions& device = {});
-  /// Makes an encoder that casts fp32 masters, compares the cast with the bf16 in place, and stores it there.
+  /// Returns an encoder that casts the fp32 masters of `tensors` to bf16, compares the casts with the bf16 tensors, and
+  /// stores them there.
   static DeviceEncoder fused_cast(const JoinedTables& tables, const std::vector<CastTensor>& tensors,
                                   const EncodeOptions& options, const DeviceEncoderOptions& device = {});
-  /// Makes an encoder that sends the elements of a mask. `options.values` must be ValueCodec::kRaw.
+  /// Returns an encoder that sends the elements of `tensors` that their masks choose. `options.values` must be
+  /// ValueCodec::kRaw.
   static DeviceEncoder mask(const JoinedTables& tables, const std::vector<MaskTensor>& tensors,
                             const EncodeOptions& options, const DeviceEncoderOptions& device = {});
   DeviceEncoder(DeviceEncoder&&) noexcept;
   ~DeviceEncoder();
 
-  /// Enqueues detecting and encoding one delta a stream and copying their counts to the host; returns without waiting.
+  /// Enqueues detecting and encoding one delta per stream of the tables, and copying their counts to the host. Returns
+  /// without waiting.
   void start(CUstream_st* stream);
   /// Waits for the counts (the one host synchronisation of an encode unless memory has to grow), computes the headers
   /// and checksums of the frames, and enqueues writing them. `headers` and the result are parallel to the streams. The
   /// frames are complete for work enqueued on the stream afterwards. Throws Error{kTimeout} at the deadline.
   std::vector<DeviceFrames> finish(std::span<const DeltaHeader> headers);
-  /// Makes the frames of the last delta again, without `context` blocks, so that they can be decoded without the old
-  /// weights. Uses the blocks that the `context` blocks were compared with. Waits for the device once. `headers` are
-  /// those of finish(), whose frames are gone; the new ones are valid until the next start().
+  /// Returns the frames of the last delta again, made without `context` blocks, so that they can be decoded without the
+  /// old weights. Uses the blocks that the `context` blocks were compared with. Waits for the device once. `headers`
+  /// are those of finish(). The frames that finish() has returned are overwritten; the new ones are valid until the
+  /// next start().
   std::vector<DeviceFrames> without_context(std::span<const DeltaHeader> headers);
-  /// Does the same as finish() above for the only stream.
+  /// Does the same as finish() above for an encoder of one stream.
   DeviceFrames finish(const DeltaHeader& header);
 
  private:

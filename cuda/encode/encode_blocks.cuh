@@ -24,11 +24,12 @@ template <class T>
 constexpr unsigned run_ctas(const EncodePolicy& policy) {
   return sizeof(T) <= 2 ? policy.run_ctas : policy.wide_run_ctas;
 }
-/// Largest payload in bytes that a CTA, and a warp, assembles in shared memory.
+/// Size in bytes of the largest payload that a CTA of encode_blocks assembles in shared memory.
 inline constexpr std::uint32_t kStageBytes = 8192;
+/// Size in bytes of the largest payload that a warp of encode_runs assembles in shared memory.
 inline constexpr std::uint32_t kRunStageBytes = 2944;
 
-/// Shared memory of a warp that encodes a run.
+/// Shared memory of one warp of encode_runs.
 template <class T>
 struct RunShared {
   ValuesShared values;
@@ -55,10 +56,11 @@ struct EncodeShared {
     CtaDigest::TempStorage digest;
   };
   std::uint32_t stage[kStageBytes / 4];
-  StreamDigest digests[kThreads];  ///< One for each thread. In registers, they would compete with the plan.
+  /// Sum of digest changes of each thread. In registers, the sums would compete with the plan.
+  StreamDigest digests[kThreads];
 };
 
-/// Positions, coded words and exception indices of the changes of one block.
+/// Lists of the positions, coded words and exception indices of the changes of one block.
 template <class T>
 struct Entries {
   std::uint32_t* positions = nullptr;
@@ -66,13 +68,13 @@ struct Entries {
   std::uint16_t* exceptions = nullptr;
 };
 
-/// Returns the coded words of the entries from number `first` on.
+/// Returns the address of the coded word of entry number `first`.
 template <class T>
 __device__ T* words_at(const Pipeline& pipeline, std::uint32_t first) {
   return reinterpret_cast<T*>(pipeline.entry_words + std::uint64_t{first} * pipeline.entry_word_bytes);
 }
 
-/// Returns the scratch memory of this CTA, with room for the entries of a whole tile.
+/// Returns the lists in the scratch memory of this CTA; they have room for the changes of a whole tile.
 template <class T>
 __device__ Entries<T> scratch_of(const Pipeline& pipeline) {
   std::byte* scratch = pipeline.scratch + std::uint64_t{blockIdx.x} * pipeline.scratch_stride;
@@ -111,8 +113,9 @@ __device__ bool gather_entries(const Pipeline& pipeline, const Chunk& chunk, std
   return lacking;
 }
 
-/// Returns the entries of a block of one tile, from number `first` on. Copies their positions but not their words. If
-/// the tile has no entries (kNoEntries), returns `entries`.
+/// Returns the `count` changes of a block of one tile whose first entry has number `first`. Copies their positions to
+/// entries.positions, but leaves their words where they are. If the tile has no entries (`first` is kNoEntries),
+/// returns `entries` as they are.
 template <class T>
 __device__ Entries<T> gather_tile(const Pipeline& pipeline, std::uint32_t first, std::uint32_t count,
                                   Entries<T> entries) {
@@ -124,7 +127,8 @@ __device__ Entries<T> gather_tile(const Pipeline& pipeline, std::uint32_t first,
   return entries;
 }
 
-/// Compares again the tiles of a block that have no entries, and writes the entries of their changes.
+/// Compares again those tiles of a block that have no entries, and writes the positions and coded words of their
+/// changes to their places in `entries`.
 template <DetectSource kSource, class T>
 __device__ void read_tiles_again(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t first_tile,
                                  std::uint32_t tiles, const Entries<T>& entries, EncodeShared& shared) {
@@ -151,7 +155,7 @@ __device__ void read_tiles_again(const Pipeline& pipeline, const Chunk& chunk, s
   }
 }
 
-/// Writes the new bits of every element; each thread writes one word of the payload at a time.
+/// Writes the new bits of every element of a tile to `out`; each thread writes one 32-bit word at a time.
 template <DetectSource kSource, class T>
 __device__ void write_dense_raw(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t* out) {
   const std::uint32_t words = (tile.count * static_cast<std::uint32_t>(sizeof(T)) + 3) / 4;
@@ -169,7 +173,7 @@ __device__ void write_dense_raw(const Pipeline& pipeline, const TileEntry& tile,
   }
 }
 
-/// Writes the coded words of changed elements at their places; all other words stay 0.
+/// Writes the coded words of `count` changes to the places of their elements in `out`, which must be zero.
 template <class T>
 __device__ void write_dense_coded(const Entries<T>& entries, std::uint32_t count, std::uint32_t* out) {
   for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) {
@@ -179,10 +183,11 @@ __device__ void write_dense_coded(const Entries<T>& entries, std::uint32_t count
   }
 }
 
-/// How the parts of a block are coded, and where this thread writes.
+/// The coding of a block, and where this thread writes its parts.
 struct BlockPlan {
   PositionPlan positions;
   ValuePlan values;
+  /// True if the block is smaller with `dense` positions, and so is coded by write_dense().
   bool dense = false;
 
   __device__ std::uint32_t bytes() const { return positions.bytes + values.bytes; }
@@ -191,7 +196,7 @@ struct BlockPlan {
   }
 };
 
-/// Chooses the coding of a block (docs/wire-format.md §5.4, §5.7).
+/// Returns the coding of a block by docs/wire-format.md §5.4 and §5.7, and where this thread writes.
 template <class T, class Threads>
 __device__ BlockPlan plan_block(const Pipeline& pipeline, const PositionList& list, const Entries<T>& entries,
                                 const Threads& threads, ValuesShared& shared) {
@@ -208,8 +213,8 @@ __device__ BlockPlan plan_block(const Pipeline& pipeline, const PositionList& li
   return plan;
 }
 
-/// Completes the record of a block with a payload of `bytes` bytes, and returns the memory of that payload in the
-/// arena.
+/// Reserves `bytes` bytes of the arena for the payload of a block and completes `record` with them and with `coding`.
+/// Returns the address of these bytes to all threads.
 template <class Threads>
 __device__ std::uint32_t* place_payload(const Pipeline& pipeline, const Coding& coding, std::uint32_t bytes,
                                         BlockRecord& record, const Threads& threads) {
@@ -230,7 +235,7 @@ __device__ void fill_zero(std::uint32_t* words, std::uint32_t count) {
   Threads::sync();
 }
 
-/// Writes the payload of a block that is not dense to `out`, `words` words.
+/// Writes the payload of a block that is not dense to `out`. The payload has `words` 32-bit words.
 template <class T, class Threads>
 __device__ void write_payload(const Pipeline& pipeline, const BlockPlan& plan, const PositionList& list,
                               const Entries<T>& entries, std::uint32_t words, std::uint32_t* out) {
@@ -250,8 +255,8 @@ __device__ void copy_words(std::uint32_t* out, const std::uint32_t* words, std::
   for (std::uint32_t w = Threads::rank(); w < count; w += Threads::kCount) out[w] = words[w];
 }
 
-/// Writes the payload of a dense block, which has one tile, and completes its record. Loads the tile entry again,
-/// because keeping its pointers would cost registers during planning.
+/// Writes the payload of a dense block, whose only tile has number `tile_index`, to the arena and completes `record`.
+/// Loads the tile entry again, because keeping its pointers would cost registers during planning.
 template <DetectSource kSource, class T>
 __device__ void write_dense(const Pipeline& pipeline, std::uint32_t tile_index, const Entries<T>& entries,
                             std::uint32_t count, BlockRecord& record, const CtaThreads& threads) {
@@ -267,7 +272,7 @@ __device__ void write_dense(const Pipeline& pipeline, std::uint32_t tile_index, 
   }
 }
 
-/// Returns the number of elements from the first tile of a run to the end of its last.
+/// Returns the number of elements in `tiles` successive tiles of a tensor, from tile number `first_tile` on.
 __device__ inline std::uint32_t span_of(const Pipeline& pipeline, std::uint32_t first_tile, std::uint32_t tiles) {
   // All tiles but the last are whole.
   return (tiles - 1) * kTileElems + pipeline.tiles[first_tile + tiles - 1].count;

@@ -23,7 +23,7 @@ namespace sparsecast::cuda {
 
 class DeviceEncoder::State {
  public:
-  /// `plan` must hold the pointers of the tensors.
+  /// `plan` must already hold the pointers of the tensors (enter_tensors()).
   State(const JoinedTables& tables, DetectSource source, TilePlan plan, bool refresh, const EncodeOptions& options,
         const DeviceEncoderOptions& device);
 
@@ -59,7 +59,8 @@ class DeviceEncoder::State {
   DeviceFrame complete_frame(const DeltaHeader& header, std::uint32_t sequence, std::uint32_t index);
 
   std::size_t streams() const { return plan_.streams.size() - 1; }
-  /// Returns the size in bytes of the count table without the frame entries. This part is zeroed for each delta.
+  /// Returns the size in bytes of the part of the count table before the frame entries. That part is zeroed for each
+  /// delta.
   std::uint64_t head_bytes() const { return sizeof(Control) + streams() * sizeof(StreamSums); }
   const Control& counts() const { return *h_counts_.as<Control>(); }
   const StreamSums* stream_counts() const {
@@ -76,20 +77,21 @@ class DeviceEncoder::State {
   std::uint64_t table_bytes_ = 0;
   std::uint64_t table_elements_ = 0;
   std::unique_ptr<SnapshotPrefetch> prefetch_;
-  bool cleared_ = false;  ///< The whole count table has been zeroed once.
+  bool cleared_ = false;  ///< True if the whole count table has been zeroed once.
   bool started_ = false;
-  bool steady_ = false;  ///< The last delta needed no more memory than there was.
+  bool steady_ = false;  ///< True if the last delta needed no more memory than there was.
   Graph graph_;
-  std::unique_ptr<Stream> encode_stream_;    ///< Null if detect and encode take turns on one stream.
-  std::array<Event, 2> detected_, encoded_;  ///< Recorded behind the last chunk of each set.
+  std::unique_ptr<Stream> encode_stream_;  ///< Null if detect and encode take turns on one stream.
+  /// Events after detect and after encode of the last chunk of each set of memory.
+  std::array<Event, 2> detected_, encoded_;
 
   DeviceMemory tensors_, streams_, sections_, tiles_, views_, scratch_;
   ChunkSets sets_;
   DeviceMemory records_, order_, section_blocks_, section_sums_;
-  bool context_ = false;  ///< Blocks may be `context`.
+  bool context_ = false;  ///< True if deltas may have `context` blocks.
   ContextMemory context_memory_;
   ContextTables contexts_;
-  DeviceMemory counts_;  ///< A Control, the sums of the streams, and the frame entries.
+  DeviceMemory counts_;  ///< The count table: a Control, the StreamSums of the streams, and the FrameEntries.
   DeviceMemory arena_, retired_arena_, frame_memory_, headers_;
   PinnedMemory h_counts_, h_headers_;
 };

@@ -12,7 +12,7 @@
 
 namespace sparsecast::cuda {
 
-/// Resident CTAs on a multiprocessor: all threads that fit.
+/// Resident CTAs of a kernel of quantisation on a multiprocessor: all threads that fit.
 inline constexpr unsigned kQuantizeCtas = 8;
 inline constexpr unsigned kWarps = kThreads / 32;
 
@@ -32,8 +32,8 @@ __device__ inline QuantizeBlock quantize_block(const QuantizePlan& plan, std::ui
   return {plan.span(0, block / plan.grid[1]), plan.span(1, block % plan.grid[1])};
 }
 
-/// Calls visit(words, row, column) for the elements of a quantisation block that this thread takes. Each call is for
-/// kCount elements of a row, from `column` on.
+/// Calls visit(words, row, column) for each group of kCount elements of a quantisation block that this thread takes.
+/// `words` are the elements of row `row` from column `column` on; both numbers are those in the shard.
 template <class Bits, unsigned kCount, class Visit>
 __device__ void for_own_words(const QuantizePlan& plan, const QuantizeBlock& block, const typename Bits::Word* source,
                               const Visit& visit) {
@@ -52,7 +52,7 @@ struct AmaxShared {
   std::uint32_t of_warp[kWarps];
 };
 
-/// Returns the largest finite magnitude of a quantisation block, as f32 bits, to all threads of the CTA.
+/// Returns to all threads of the CTA the largest finite magnitude in a quantisation block, as the bits of an f32.
 template <class Bits, unsigned kCount>
 __device__ std::uint32_t own_amax(const QuantizePlan& plan, const QuantizeBlock& block,
                                   const typename Bits::Word* source, AmaxShared& shared) {
@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Returns the global scale of kE4M3 scales, and writes it to the result if this call computes it.
+/// Returns the global scale: 1 unless the scales of blocks are kE4M3. If amax.tensor is not null, computes the scale
+/// from it and also writes it to out.global_scale; otherwise reads it from there.
 template <class Element>
 __device__ float global_scale(const QuantizePlan& plan, const GivenAmax& amax, const QuantizedShard& out) {
   if (plan.scale != QuantScale::kE4M3) return 1.0F;

@@ -11,20 +11,25 @@ namespace sparsecast::cuda {
 
 /// How a kernel goes over a shard.
 enum class QuantizePath {
-  kElements,  ///< A CTA for each block, of any shape; one element at a time.
-  kVectors,   ///< As kElements, four elements at a time; plan, alignment and edges must be multiples of four.
-  kRuns,  ///< A thread for eight elements, for blocks of one row. The only path for 4-bit elements, with kAlignedRuns.
-  kAlignedRuns,  ///< As kRuns, with one load for the eight elements.
+  kElements,  ///< One CTA per block, of any shape; it loads one element at a time.
+  /// One CTA per block, of any shape; it loads four elements at a time. Plan, alignment and edges must be multiples of
+  /// four.
+  kVectors,
+  /// One thread per eight elements, for blocks of one row. For 4-bit elements, only kRuns and kAlignedRuns are
+  /// possible.
+  kRuns,
+  kAlignedRuns,  ///< One thread per eight elements, which it loads at once, for blocks of one row.
 };
 
 /// Number of elements that a thread takes with kRuns and kAlignedRuns.
 inline constexpr unsigned kRun = 8;
 
-/// Enqueues computing the amax of each block.
+/// Enqueues writing the amax (largest counted magnitude) of each block of the shard at `d_source` to `d_amax`. `dtype`
+/// is that of the source.
 void launch_block_amax(DType dtype, QuantizePath path, const QuantizePlan& plan, const void* d_source, float* d_amax,
                        const DeviceStream& device);
-/// Enqueues quantising the shard. If `d_amax.blocks` is null, each block uses its own amax, and all blocks must be
-/// whole.
+/// Enqueues quantising the shard at `d_source`, whose dtype is `dtype`, to `d_out`. If `d_amax.blocks` is null, each
+/// block uses its own amax, and all blocks must be whole.
 void launch_quantize(DType dtype, QuantizePath path, const QuantizePlan& plan, const void* d_source,
                      const GivenAmax& d_amax, const QuantizedShard& d_out, const DeviceStream& device);
 
