@@ -19,44 +19,51 @@ namespace sparsecast {
 /// removed. Only the files that its index names belong to it (weight_files()).
 class CheckpointPlace {
  public:
-  /// Throws Error{kUsage} for a symbolic link to nothing.
+  /// `path` is that of the checkpoint; a symbolic link to a directory is resolved once, here. Throws Error{kUsage} if
+  /// `path` is empty or a symbolic link to nothing.
   CheckpointPlace(FileSystem& fs, const std::string& path);
 
   const std::string& path() const noexcept { return path_; }
+  /// Returns the path of the directory FOLLOW.
   const std::string& scratch() const noexcept { return scratch_; }
+  /// Returns the path at which the new checkpoint is made before it replaces the old one.
   std::string next() const { return scratch_ + "/next"; }
-  /// Creates the scratch directory if it is missing.
+  /// Creates scratch() durably if it is missing.
   void prepare();
   /// Finishes or rolls back a replacement that was interrupted; removes unfinished copies.
   void recover();
   /// Removes next() and the unfinished files that CheckpointCopy leaves.
   void remove_unfinished();
-  /// Returns whether a checkpoint with this table may replace what is at path(): nothing, no weights, a checkpoint with
-  /// the same table, or something that had this table when keep_table() was last called.
+  /// Returns whether a checkpoint with the table of this hash may replace what is at path(). It may replace nothing, a
+  /// directory without weights, a checkpoint with the same table, and something that had this table when keep_table()
+  /// was last called.
   bool may_replace(const Hash128& table_hash);
-  /// Writes a note that the follower has put tensors of this table at path(), in case path() becomes unreadable.
+  /// Writes a note, in scratch(), that the follower has put tensors of the table with this hash at path().
+  /// may_replace() needs it if path() becomes unreadable.
   void keep_table(const Hash128& table_hash);
   /// Throws Error{kUsage} naming a file at path() that does not belong to the checkpoint there, and that could not be
   /// kept next to the new checkpoint in `directory`.
   void require_room(const std::string& directory);
   /// Replaces path() by the durable checkpoint `replacement`, which is in scratch().
   void replace(const std::string& replacement);
-  /// Hard-links the files of the old directory that do not belong to its checkpoint into `directory`, which will
-  /// replace it. Without hard links, copies the small files durably. The caller syncs the names.
+  /// Hard-links the files of the old directory that do not belong to its checkpoint into `directory`, the new
+  /// checkpoint, which will replace the old directory. Without hard links, copies the small files durably. The caller
+  /// makes the names durable.
   void carry_over(const std::string& directory);
 
-  /// begin_seed() to is_seeded() are for replacing a single file that has an undo record. The record is wrong for the
-  /// new file: it must not be lost before the replacement, nor believed after it. begin_seed() is called before the
-  /// replacement; it durably writes a note of `expected`, the digest of the new file.
+  /// Begins the replacement of a single file that has an undo record: durably writes a note of `expected`, the digest
+  /// of the new file. The record is wrong for the new file: it must not be lost before the replacement, nor believed
+  /// after it. So begin_seed() is called before the replacement, and end_seed() or forget_seed() after it; after a
+  /// crash, seeding() and is_seeded() tell which one is due.
   void begin_seed(const StateDigest& expected);
-  /// Ends a replacement that succeeded: removes the undo record, then the note.
+  /// Ends a replacement that succeeded: removes the undo record, then the note of begin_seed().
   void end_seed();
-  /// Ends a replacement that did not take place: removes the note and keeps the undo record.
+  /// Ends a replacement that did not take place: removes the note of begin_seed() and keeps the undo record.
   void forget_seed();
-  /// Returns whether the note exists, so that a replacement has begun and not ended.
+  /// Returns whether the note of begin_seed() exists, so that a replacement has begun and not ended.
   bool seeding();
-  /// Returns whether the file at path(), whose digest is `found`, is the new file that the note names. For recovery
-  /// after a crash; the note must exist.
+  /// Returns whether the file at path(), whose digest is `found`, is the new file that the note of begin_seed() names.
+  /// The note must exist.
   bool is_seeded(const StateDigest& found);
 
  private:

@@ -16,10 +16,11 @@
 
 namespace sparsecast {
 
-/// Prefix of the names of fetched objects in the scratch directory. The next start removes files with this prefix that
-/// a crash left.
+/// Prefix of the names of fetched objects in a follower's scratch directory. At its start, a follower removes the files
+/// with this prefix that a crash left.
 inline constexpr const char* kSpoolPrefix = "spool-";
 
+/// Limits of a DeltaFetcher: the bytes of objects on the disk at a time, and the number of threads that fetch.
 struct FetchLimits {
   std::uint64_t read_ahead_bytes = 0;
   int threads = 0;
@@ -40,14 +41,15 @@ class DeltaFetcher {
   DeltaFetcher(const DeltaFetcher&) = delete;
   DeltaFetcher& operator=(const DeltaFetcher&) = delete;
 
-  /// Waits for object i and opens it. Throws Error{kMixed} if its header and commit are not those of the path's edge.
-  /// The unreleased objects up to `i` must fit within the read-ahead together, or `i` must be the first of them. The
-  /// result is valid until release(i).
+  /// Waits for object i of the path and returns it, opened; it is valid until release(i). Throws the error with which
+  /// its fetching failed, or Error{kMixed} if its header does not have the versions of the path's delta. The unreleased
+  /// objects up to `i` must fit within the read-ahead together, or `i` must be the first of them.
   const DeltaFile& open(std::size_t i);
-  /// Removes object i after its use. Objects are released in order.
+  /// Closes object i of the path and removes it from the disk. Objects must be released in order.
   void release(std::size_t i);
-  /// Returns whether objects i to j fit on the disk together.
+  /// Returns whether objects i to j of the path, inclusive, are together within the read-ahead.
   bool fits(std::size_t i, std::size_t j) const;
+  /// Returns the seconds that open() has waited, all calls together.
   double seconds_waited() const noexcept { return waited_; }
 
  private:
@@ -76,9 +78,10 @@ class DeltaFetcher {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<FetchSlot> slots_;
-  std::size_t next_ = 0;      ///< Next object to fetch.
-  std::size_t released_ = 0;  ///< Number of objects released, from the first on.
-  std::uint64_t held_ = 0;    ///< Bytes of objects fetched or being fetched, and not released.
+  std::size_t next_ = 0;      ///< Number of the next object to fetch.
+  std::size_t released_ = 0;  ///< Number of objects that are released, which are the first of the path.
+  std::uint64_t held_ = 0;    ///< Bytes of the objects that are fetched or being fetched, and not released.
+  /// Bytes of the objects that are fetched, released ones included.
   std::uint64_t done_ = 0;
   bool stopping_ = false;
   std::vector<std::jthread> threads_;

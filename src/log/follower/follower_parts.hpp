@@ -20,29 +20,35 @@
 
 namespace sparsecast {
 
-/// Throws Error{kUsage} for a notification that cannot be sent: `json` is no object, or no program is named.
+/// Throws Error{kUsage} for a notification that cannot be sent: its `json` is no JSON object, or its command names no
+/// program.
 void check_notification(const FollowerNotification& notification);
 
-/// Runs the command, then posts to the URL. Throws Error{kIo | kTimeout}; the caller must then repeat both. Calls
-/// stopped() regularly: when it returns true, ends the command and throws kTimeout.
+/// Announces that the target is at `version`, whose digest is `digest`: runs the command, then posts to the URL. Throws
+/// Error{kIo | kTimeout} if either fails; the caller must then repeat both. Calls stopped() regularly: when it returns
+/// true, ends the command and throws kTimeout.
 void notify(const FollowerNotification& notification, const StreamId& stream, std::uint64_t version,
             const StateDigest& digest, const std::function<bool()>& stopped);
 
-/// Returns whether a command or a URL is configured.
+/// Returns whether the notification has a command or a URL.
 inline bool has_notification(const FollowerNotification& notification) {
   return !notification.command.empty() || !notification.url.empty();
 }
 
-/// Forwards all calls to a store and counts the objects and bytes read. An object read in ranges counts once, when its
-/// first byte is read; reads that find nothing do not count. Can cache one small object between two reads in a step.
+/// A store that forwards all calls to another store, and counts the objects and bytes that are read. An object read in
+/// ranges counts once, when its first byte is read; reads that find nothing do not count. It can cache one small
+/// object.
 class MeteredStore : public ObjectStore {
  public:
   explicit MeteredStore(std::shared_ptr<ObjectStore> store) : store_(std::move(store)) {}
 
+  /// Returns the number of objects read since the last reset().
   std::uint64_t objects() const noexcept { return objects_; }
+  /// Returns the number of bytes read since the last reset().
   std::uint64_t bytes() const noexcept { return bytes_; }
   void reset() noexcept { objects_ = bytes_ = 0; }
-  /// Caches the next object that is read under `key` for later reads, until the next call of keep().
+  /// Caches the object that get() next returns for `key`, and returns it for later calls with this key, until the next
+  /// call of keep().
   void keep(const std::string& key) {
     const std::lock_guard lock(mutex_);
     kept_key_ = key;
@@ -126,17 +132,20 @@ struct LogFollower::State {
   const FollowerOptions options;
   std::unique_ptr<LogReader> reader;
 
-  std::optional<FollowerState> saved;  ///< Content of the state file, or its next content.
-  bool started = false;                ///< The target has been recovered, and nothing has gone wrong with it since.
-  std::optional<StateDigest> digest;   ///< Digest of the target, once it is known.
-  std::optional<FollowerState::Position> position;  ///< Version and digest of the target, if its version is known.
-  std::optional<std::uint64_t> searched;            ///< No version up to this one has the target's digest.
+  std::optional<FollowerState> saved;  ///< What the state file holds, or will hold after the next save().
+  bool started = false;  ///< True if the target has been recovered, and nothing has gone wrong with it since.
+  std::optional<StateDigest> digest;  ///< Digest of the target; nullopt while it is not known.
+  /// Version and digest of the target; nullopt while its version is not known.
+  std::optional<FollowerState::Position> position;
+  /// If it has a value, versions up to this one have been searched, and none has the target's digest.
+  std::optional<std::uint64_t> searched;
+  /// Newest commit of the log, as far as the current step knows.
   LogCommit head;
-  std::optional<LogMap> map;  ///< Map of the log, rebuilt by each step.
+  std::optional<LogMap> map;  ///< The paths through the log; each step makes a new map.
   FollowReport report;
 
   std::string scratch;
-  LogMap::ObjectId in_use;  ///< The object in use, which is to blame for an error.
+  LogMap::ObjectId in_use;  ///< The object that is being applied, so that an error can be blamed on it.
   std::atomic<bool> stopping{false};
 
   std::mutex lease_mutex;

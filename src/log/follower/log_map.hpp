@@ -16,17 +16,20 @@ namespace sparsecast {
 /// it has read. Takes the memory of the catalog and about 100 bytes for each commit read.
 class LogMap {
  public:
-  /// Most commits read in search of a path or a version while an anchor could be taken instead.
+  /// Largest number of commits that are read in one search for a path or a version, if an anchor could be taken
+  /// instead.
   static constexpr std::size_t kMostCommits = 256;
 
   LogMap(LogReader& reader, bool merged, bool every_version, std::uint64_t object_cost_bytes)
       : reader_(reader), merged_(merged), every_version_(every_version), object_cost_bytes_(object_cost_bytes) {}
 
+  /// Remembers the digest of a commit, and its single delta as an edge of paths.
   void add(const LogCommit& commit);
-  /// Reads the catalog. If it has been read before, does so only if `again` is set.
+  /// Reads the catalog. Does nothing if it has been read before, unless `again` is true.
   void load_catalog(bool again = false);
-  /// Drops the catalog's deltas: from this call on, only its anchors and the deltas that commits name are used.
+  /// Makes path() use no more deltas of the catalog from now on, only its anchors and the deltas that commits name.
   void plan_by_commits() { by_commits_ = true; }
+  /// Excludes deltas and anchors from versions below `floor`.
   void set_floor(std::uint64_t floor) { floor_ = floor; }
   std::uint64_t floor() const noexcept { return floor_; }
   /// Identity of an object in a catalog or a commit: its hash and its size.
@@ -35,22 +38,24 @@ class LogMap {
     std::uint64_t bytes = 0;
     friend auto operator<=>(const ObjectId&, const ObjectId&) = default;
   };
-  /// Excludes an object that could not be used from all later paths.
+  /// Excludes an object, which could not be used, from all paths that are returned from now on.
   void avoid(const ObjectId& object) { avoided_.insert(object); }
 
-  /// Returns the digest in the commit of a version, or nullopt if that commit has not been read.
+  /// Returns the digest of a version, or nullopt if the commit of that version has not been read.
   std::optional<StateDigest> digest_of(std::uint64_t version) const;
-  /// Returns the digest in the commit of a version, which it reads if necessary. Throws Error{kGone} if there is no
-  /// commit.
+  /// Returns the digest of a version. Reads the commit of that version if it has not been read. Throws Error{kGone} if
+  /// there is no such commit.
   StateDigest require_digest(std::uint64_t version);
 
-  /// Returns the cheapest known path to `to`; first reads commits if the catalog's deltas do not suffice for a path.
-  /// Starts at `from` if possible, and never uses an anchor older than `from`. Returns nullopt if there is no path.
+  /// Returns the cheapest known path to version `to`, or nullopt if there is none. The path starts at version `from` if
+  /// possible, otherwise with an anchor, which is never older than `from`. Reads commits first if the catalog's deltas
+  /// do not suffice for a path.
   std::optional<CatchUpPath> path(std::optional<std::uint64_t> from, std::uint64_t to);
 
-  /// Returns the version whose digest is `digest`, or nullopt. Searches `head`, then from `hint` upwards (up to
-  /// kMostCommits versions), then 0, then from the head downwards (up to kMostCommits versions, or all if there is no
-  /// anchor). If `after` is given, searches only later versions, because an earlier search covered the others.
+  /// Returns the version whose digest is `digest`, or nullopt if none is found. Searches `head`, then from `hint`
+  /// upwards (up to kMostCommits versions), then 0, then from `head` downwards (up to kMostCommits versions, or all if
+  /// there is no anchor). If `after` is given, searches only versions after it, because an earlier search has covered
+  /// all others.
   std::optional<std::uint64_t> find(const StateDigest& digest, std::uint64_t head, std::optional<std::uint64_t> hint,
                                     std::optional<std::uint64_t> after);
 

@@ -21,21 +21,25 @@
 
 namespace sparsecast {
 
-/// Largest size of a record in bytes. A larger object is refused without being read.
+/// Largest size of a record in bytes. An object that is larger is refused without being read.
 inline constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{16} << 20;
 
+/// Content of a record whose envelope has been verified.
 struct OpenedRecord {
   nlohmann::json fields;
-  std::optional<PublicKey> signer;  ///< Key whose signature has been verified, if the record is signed.
+  /// Key whose signature of the record has been verified; nullopt if the record is not signed.
+  std::optional<PublicKey> signer;
+  /// Hash that the envelope states, which has been verified.
   ContentHash hash;
 };
 
-/// Wraps `fields`, a JSON object, in an envelope; adds "signer", and signs it unless `key` is null.
+/// Returns a record of kind `kind`: the JSON object `fields`, with "signer" added, in an envelope. Signs it unless
+/// `key` is null. Sets `*hash`, unless it is null, to the hash of the record.
 Bytes make_record(std::string_view kind, nlohmann::json fields, const SigningKey* key, ContentHash* hash = nullptr);
 
-/// Opens and verifies a record. Throws Error{kCorrupt} for anything that make_record does not write, kReplayed for a
-/// record of another kind, kUnsupported for a newer format, and kForeignKey if the signature is not by the named key.
-/// Errors name `name`.
+/// Verifies a record, and returns its content. Throws Error{kCorrupt} for bytes that make_record does not write,
+/// kReplayed for a record of a kind other than `kind`, kUnsupported for a newer format, and kForeignKey if the
+/// signature is not by the key that the record names. Errors name `name`.
 OpenedRecord open_record(std::string_view kind, ConstBytes bytes, const std::string& name);
 
 }  // namespace sparsecast

@@ -9,7 +9,8 @@
 
 namespace sparsecast {
 
-/// Returns whether the store itself failed, so that the error does not mean that its content is bad.
+/// Returns whether the error is one of the store itself (kIo, kTimeout or kUnauthenticated), so that it does not mean
+/// that the content of the store is bad.
 inline bool is_of_the_store(const Error& error) noexcept {
   return error.code() == ErrorCode::kIo || error.code() == ErrorCode::kTimeout ||
          error.code() == ErrorCode::kUnauthenticated;
@@ -24,14 +25,17 @@ inline constexpr const char* kMergedPrefix = "merged/";
 inline constexpr const char* kAnchorPrefix = "anchors/";
 inline constexpr const char* kLeasePrefix = "leases/";
 
+/// Returns the key of the record of an anchor.
 std::string anchor_record_key(const AnchorRef& ref);
 
-/// Parses the key of a commit. This and the functions below return nullopt for keys that the log does not write
-/// (temporary and foreign files).
+/// Returns the version in the key of a commit, or nullopt for a key that the log does not write for a commit (temporary
+/// and foreign files).
 std::optional<std::uint64_t> version_of_commit_key(const std::string& key);
-/// Parses a key below deltas/ or merged/; `bytes` is left 0.
+/// Returns the versions and the hash in a key below deltas/ or merged/, with `bytes` left 0. Returns nullopt for a key
+/// that the log does not write there.
 std::optional<DeltaRef> ref_of_delta_key(const std::string& key);
-/// Parses any key below an anchor's directory; `bytes` is left 0.
+/// Returns the version and the hash in any key below an anchor's directory, with `bytes` left 0. Returns nullopt for a
+/// key that the log does not write there.
 std::optional<AnchorRef> ref_of_anchor_key(const std::string& key);
 
 }  // namespace sparsecast

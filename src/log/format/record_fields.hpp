@@ -15,10 +15,11 @@
 
 namespace sparsecast {
 
-/// Largest integer that every JSON reader holds exactly.
+/// Bound of integers in records, which are below it: every JSON reader holds smaller integers exactly.
 inline constexpr std::uint64_t kMaxJsonInteger = std::uint64_t{1} << 53;
 
-/// Reads the fields of one JSON object of a record, each once. finish() throws if a field has not been read.
+/// Reads the fields of one JSON object of a record. Each field must be read once; finish() throws if one has not been
+/// read. All functions throw Error{kCorrupt} that names the field for a field that is missing or has another form.
 class Fields {
   using Json = nlohmann::json;
 
@@ -28,7 +29,8 @@ class Fields {
     ++taken_;
     return *found;
   }
-  /// Accepts only the canonical form of a value, because hash_from_hex also accepts upper-case digits.
+  /// Returns from_text(hex) for the field `key`, whose text `hex` has at most `digits` hexadecimal digits. Refuses
+  /// upper-case digits, which hash_from_hex also accepts, because a record has only one form.
   template <class Convert>
   auto convert(const char* key, std::size_t digits, Convert from_text) {
     const std::string& hex = text(key, digits);
@@ -85,6 +87,7 @@ class Fields {
   void finish() const {
     if (object_.size() != taken_) refuse("", "there are fields that this format does not have");
   }
+  /// Throws Error{kCorrupt}: field `key` of the record is wrong, as `what` says. "" stands for the whole object.
   [[noreturn]] void refuse(const std::string& key, const std::string& what) const {
     const std::string where = path_ + key;
     throw Error(ErrorCode::kCorrupt, where.empty() ? what : fmt::format("field '{}': {}", where, what), name_);

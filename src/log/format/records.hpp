@@ -16,12 +16,13 @@ inline constexpr const char* kCatalogKey = "catalog";
 inline constexpr const char* kFloorKey = "floor";
 inline constexpr std::size_t kMaxLabelBytes = 256;
 inline constexpr std::size_t kMaxKeys = 64;
-inline constexpr std::size_t kMaxCatalogEntries = 4096;  ///< Largest number of entries of each list in a catalog.
+/// Largest number of entries in each of the three lists of a catalog.
+inline constexpr std::size_t kMaxCatalogEntries = 4096;
 inline constexpr std::size_t kMaxAnchorFiles = 65536;
-/// Bound on versions, so that sums of them never overflow.
+/// Bound of versions, which are below it, so that sums of them never overflow.
 inline constexpr std::uint64_t kMaxVersion = std::uint64_t{1} << 53;
 
-/// Encodes a record, and sets `signer` and, if the argument has it, `record_hash`. So do the functions below.
+/// Returns the commit as a record, signed unless `key` is null. Sets commit.signer and commit.record_hash.
 Bytes pack(LogCommit& commit, const SigningKey* key);
 Bytes pack(LogCatalog& catalog, const SigningKey* key);
 Bytes pack(LogAnchor& anchor, const SigningKey* key);

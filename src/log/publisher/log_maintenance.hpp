@@ -15,17 +15,18 @@ namespace sparsecast {
 /// anchors. It has its own reader and writer, and shares only the store with publishing. Thread-safe.
 class LogMaintenance {
  public:
-  /// Neither reads nor writes before the first request().
+  /// Neither reads nor writes the store or the mirror; that begins with the first request().
   LogMaintenance(std::shared_ptr<ObjectStore> store, FileSystem& fs, LogTrust trust, LogPublisherOptions options);
 
-  /// Requests another round, because there is a new version.
+  /// Asks the thread for another round, because there is a new version.
   void request();
-  /// Waits until the rounds requested so far have ended. Returns false if they have not ended by `until`.
+  /// Waits until the rounds requested so far have ended. Returns whether they have ended by `until`.
   bool wait(std::chrono::steady_clock::time_point until);
+  /// Returns the error with which the last round ended; nullopt if it succeeded, or if no round has ended.
   std::optional<Error> error() const;
-  /// Ends the current round at its next object.
+  /// Makes run() return; a round that is running ends after the object that it works on.
   void stop();
-  /// Runs rounds on request until stop(); the body of the thread.
+  /// Runs rounds as they are requested, until stop(). The owner calls it in a thread.
   void run();
 
  private:
@@ -38,7 +39,8 @@ class LogMaintenance {
   FileSystem& fs_;
   LogTrust trust_;
   LogPublisherOptions options_;
-  std::shared_ptr<Parts> parts_;  ///< Used only by the thread, which makes it in its first round.
+  /// The mirror, the reader and the writer. Only run() uses them, which makes them in its first round.
+  std::shared_ptr<Parts> parts_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

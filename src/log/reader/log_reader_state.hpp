@@ -28,20 +28,22 @@ namespace sparsecast {
 class TrustedKeys {
  public:
   static constexpr std::size_t kMaxChanges = 4096;
-  /// Reads a commit and checks its form and place, not its signer. Throws if there is none.
+  /// Function that returns the commit of a version, after it has checked the commit's form and place, but not its
+  /// signer. Throws if there is no such commit.
   using ReadCommit = std::function<LogCommit(std::uint64_t version)>;
 
   explicit TrustedKeys(std::vector<PublicKey> pinned);
 
+  /// Returns whether keys are pinned, so that records must be signed.
   bool required() const noexcept { return !pinned_.empty(); }
   /// Restores the newest commit that an earlier process has seen. That process may have had other pinned keys, or none.
   /// So the commit makes no key trusted, but commits that contradict it are not believed.
   void remember(const LogCommit& commit);
-  /// Verifies the commit against the keys in force and learns its keys. Throws Error{kUnsigned | kForeignKey | kMixed}
-  /// that names `name`.
+  /// Verifies the commit against the keys in force at its version, and remembers its keys. Calls read() for commits at
+  /// which keys changed. Throws Error{kUnsigned | kForeignKey | kMixed} that names `name`, the place of the commit.
   void believe(const LogCommit& commit, const std::string& name, const ReadCommit& read);
-  /// Checks the signer of a record that is not a commit: its key must be in force at the newest commit that was
-  /// believed.
+  /// Throws unless `signer`, that of a record that is not a commit, is one of the keys in force at the newest commit
+  /// that was believed. Errors name `name`, the place of the record.
   void require_current(const std::optional<PublicKey>& signer, const std::string& name) const;
 
  private:
@@ -56,7 +58,8 @@ class TrustedKeys {
   void believe_newer(const LogCommit& commit, const std::string& name, const ReadCommit& read);
   void believe_older(const LogCommit& commit, const std::string& name, const ReadCommit& read);
   void begin(std::vector<Period> periods, const LogCommit& commit, const std::string& name, const ReadCommit& read);
-  /// Returns the keys in force at that version; reads changes of keys backwards as far as needed.
+  /// Returns the keys in force at `version`, for the verification of the commit `asker`. Reads changes of keys
+  /// backwards as far as needed.
   const Period& period_at(std::uint64_t version, const LogCommit& asker, const std::string& name,
                           const ReadCommit& read);
   LogCommit read_change(const Period& period, const std::string& name, const ReadCommit& read) const;
@@ -64,29 +67,30 @@ class TrustedKeys {
 
   std::vector<PublicKey> pinned_;
   std::optional<LogCommit> remembered_;
-  std::vector<Period> periods_;  ///< Ascending, without gaps. The last period reaches up to newest_.
-  std::uint64_t newest_ = 0;     ///< Newest believed version; meaningless while there are no periods.
+  /// The known periods, ascending and without gaps. The last period reaches up to newest_.
+  std::vector<Period> periods_;
+  std::uint64_t newest_ = 0;  ///< Newest version whose commit was believed; meaningless while periods_ is empty.
 };
 
 /// Checks that `next` is a valid successor of `before`: hash of the predecessor, version, stream, table, base digest,
 /// epoch and publisher, keys. Throws Error{kMixed | kReplayed | kRolledBack} that names `name`, the place of `next`.
 void require_follows(const LogCommit& before, const LogCommit& next, const std::string& name);
 
-/// State of a reader: the records of its log that it has read, and functions that read more. `mutex` guards all but
-/// `store` and `trust`; it is held while records (not deltas or anchors) are read.
+/// State of a reader: the records of its log that it has read, and functions that read more. `mutex` guards all members
+/// but `store` and `trust`; it is held while records, but not while deltas or anchors, are read.
 struct LogReader::State {
   State(std::shared_ptr<ObjectStore> object_store, LogTrust whom);
 
   std::string name_of(const std::string& key) const;
   bool has_commit(std::uint64_t version);
 
-  /// Reads a commit and checks only its form and its place. Returns nullopt if there is none.
+  /// Returns the commit of a version, or nullopt if there is none. Checks only its form and its place.
   std::optional<LogCommit> load(std::uint64_t version);
-  /// Checks the commit against all known facts, and believes it or throws.
+  /// Checks a commit against all known facts, and remembers it as believed. Throws if it contradicts them.
   void accept(const LogCommit& commit);
   void remember(const LogCommit& seen);
 
-  /// Returns the head, however old it is.
+  /// Returns the newest commit of the log, however old it is; nullopt for an empty log.
   std::optional<LogCommit> find_head();
   std::optional<LogCommit> read_commit(std::uint64_t version);
   std::optional<LogCatalog> read_catalog();
@@ -95,9 +99,10 @@ struct LogReader::State {
   std::shared_ptr<ObjectStore> store;
   LogTrust trust;
   std::mutex mutex;
-  std::optional<LogCommit> newest;  ///< Newest commit that is remembered (then possibly incomplete) or believed.
+  /// Newest commit that is remembered from an earlier process (then possibly incomplete) or believed.
+  std::optional<LogCommit> newest;
   TrustedKeys keys;
-  std::set<ContentHash> vouched;  ///< Anchors that a believed catalog names.
+  std::set<ContentHash> vouched;  ///< Hashes of the records of the anchors that a believed catalog names.
 
  private:
   std::optional<std::uint64_t> starting_point();
@@ -108,7 +113,7 @@ struct LogReader::State {
   void keep(const LogCommit& commit);
 
   static constexpr std::size_t kKept = 2048;
-  std::map<std::uint64_t, LogCommit> kept_;  ///< The newest kKept believed commits.
+  std::map<std::uint64_t, LogCommit> kept_;  ///< The newest kKept commits that were believed, by version.
   std::optional<std::uint64_t> first_;
 };
 

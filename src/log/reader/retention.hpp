@@ -11,10 +11,12 @@
 
 namespace sparsecast {
 
-/// A lease object. An unreadable lease counts as one for the first version that expires an hour after it was written.
+/// A lease and its object in the store. An unreadable lease counts as one that needs version 0 and expires an hour
+/// after it was written.
 struct StoredLease {
   LogLease lease;
-  std::chrono::milliseconds modified{0};  ///< Time of the last change since 1970, by the store's clock.
+  std::chrono::milliseconds modified{0};  ///< Time of the object's last change, since 1970, by the store's clock.
+  /// True if the lease is unreadable.
   bool broken = false;
 };
 
@@ -22,39 +24,46 @@ inline std::chrono::milliseconds unix_milliseconds(std::chrono::system_clock::ti
   return std::chrono::duration_cast<std::chrono::milliseconds>(time.time_since_epoch());
 }
 
-/// Returns all leases in the store, live or expired, of any stream.
+/// Returns all leases in the store, live or expired, of all streams.
 std::vector<StoredLease> read_leases(ObjectStore& store);
 
-/// Returns whether a key names a file that AtomicFile has not renamed (yet): "NAME.tmp.DIGITS.DIGITS".
+/// Returns whether a key names a temporary file of AtomicFile, which has not been renamed (yet):
+/// "NAME.tmp.DIGITS.DIGITS".
 bool is_temporary_key(const std::string& key);
 
-/// Returns the time at which a lease expires: the time it states, but never later than the policy allows after its
-/// renewal, by either clock.
+/// Returns the time at which a lease expires, since 1970: the time that it states, but at most policy.max_lease after
+/// its renewal. The renewal is the earlier one of the time that the lease states and StoredLease::modified.
 std::chrono::milliseconds end_of(const StoredLease& stored, const RetentionPolicy& policy);
 
-/// Returns the live lease that needs the oldest version, or null when there is none.
+/// Returns the lease of the stream, live at the time `now`, that needs the oldest version; null if there is none.
+/// Unreadable leases count as leases of the stream.
 const StoredLease* most_demanding(const std::vector<StoredLease>& leases, const StreamId& stream,
                                   std::chrono::milliseconds now, const RetentionPolicy& policy);
 
-/// Facts that decide which objects are kept.
+/// Facts by which plan_removal() decides which objects are kept.
 struct RetentionView {
   StreamId stream;
+  /// Version below which nothing is kept.
   std::uint64_t floor = 0;
+  /// Newest version of the log.
   std::uint64_t head = 0;
+  /// The present time since 1970, by the store's clock.
   std::chrono::milliseconds now{0};
   RetentionPolicy policy;
   LogCatalog catalog;              ///< The catalog without entries below the floor.
-  std::vector<AnchorRef> anchors;  ///< Anchors whose records exist and are valid.
+  std::vector<AnchorRef> anchors;  ///< Anchors whose records are in the store and valid.
 };
 
-/// Decision of garbage collection about the objects of a listing.
+/// Which objects garbage collection removes.
 struct RetentionPlan {
-  std::vector<StoredObject> doomed;  ///< In the order of removal: an anchor's record before its files.
-  std::uint64_t kept_bytes = 0;      ///< Bytes of the deltas, merged deltas and anchors that are kept.
+  /// Objects to remove, in this order: the record of an anchor comes before its files.
+  std::vector<StoredObject> doomed;
+  std::uint64_t kept_bytes = 0;  ///< Bytes of the deltas, merged deltas and anchors that are not removed.
 };
 
-/// Decides which objects to remove. `delta_of` returns the content hash that the commit of a version names; it is
-/// called only if several objects claim one version.
+/// Decides which of `objects`, all objects of the log, to remove; `leases` are the leases among them. `delta_of`
+/// returns the content hash of the delta that the commit of a version names; it is called only if several objects claim
+/// to be the delta of one version.
 RetentionPlan plan_removal(const std::vector<StoredObject>& objects, const std::vector<StoredLease>& leases,
                            const RetentionView& view,
                            const std::function<ContentHash(std::uint64_t version)>& delta_of);

@@ -15,12 +15,14 @@ namespace sparsecast {
 
 struct OpenMirror;
 
-/// The bytes of a delta file, as pieces that may be anywhere in memory. Refers to the delta that it was made from.
+/// The bytes of a delta file, as pieces that may be anywhere in memory or in a file. Refers to the delta from which it
+/// was made, which must outlive it.
 class DeltaSource {
  public:
   explicit DeltaSource(const DeltaFile& file);
   DeltaSource(const Delta& delta, const TensorTable& table);
-  /// Creates the delta without changes from `base_version` to the next version.
+  /// Returns the delta from `base_version` to the next version that changes nothing; `digest` is that of both versions.
+  /// It refers to nothing.
   static DeltaSource unchanged(const StreamId& stream, const TensorTable& table, std::uint64_t base_version,
                                const StateDigest& digest);
 
@@ -28,7 +30,7 @@ class DeltaSource {
   const CommitRecord& result() const noexcept { return result_; }
   std::uint64_t bytes() const noexcept;
   ContentHash hash() const;
-  /// Calls `take` for each piece, in order.
+  /// Calls take(piece) for each piece of the file's bytes, in order.
   void for_each(const std::function<void(ConstBytes piece)>& take) const;
 
  private:
@@ -36,9 +38,10 @@ class DeltaSource {
 
   DeltaHeader header_;
   CommitRecord result_;
-  std::vector<Bytes> owned_;  ///< Memory that some of `pieces_` refer to.
+  std::vector<Bytes> owned_;  ///< Memory to which some of `pieces_` refer.
   std::vector<ConstBytes> pieces_;
-  const DeltaFile* file_ = nullptr;  ///< File whose frames come before the last piece, or null.
+  /// File whose frames come before the last of `pieces_`; null if all bytes are in `pieces_`.
+  const DeltaFile* file_ = nullptr;
 };
 
 /// The writing half's state (docs/delta-log.md, "Publishing"):
@@ -57,33 +60,35 @@ struct LogWriter::State {
 
   // Commits (log_writer.cpp, commit_writer.cpp).
   void require_leading() const;
-  /// Returns a commit with the fields that every successor of `before` has.
+  /// Returns a commit of kind `kind` for the version after `before`, with its digest and with every other field that
+  /// follows from `before`.
   LogCommit successor(const LogCommit& before, CommitKind kind, const std::string& label) const;
-  /// Makes the delta object durable and sets the commit's reference to it.
+  /// Makes the delta durable as an object of the log, and sets the fields of `commit` that refer to it.
   void put_delta(const DeltaSource& delta, LogCommit& commit);
-  /// Starts an attempt to write the commit and settles it.
+  /// Makes `commit` the current attempt, and returns what settle() returns for it.
   LogCommit attempt_commit(LogCommit commit);
-  /// Tries (again) to put the record of `attempt` into the log, and returns the commit once it is there. Throws
-  /// Error{kFenced} if another record is in its place.
+  /// Tries, once more if necessary, to put the record of `attempt` into the log. Returns the commit once it is there;
+  /// the writer then leads. Throws Error{kFenced} if another record is in its place.
   LogCommit settle();
   LogCommit publish(const DeltaSource& delta, const std::string& label);
-  /// Writes a commit with an empty delta after `before`.
+  /// Writes the commit `commit`, the successor of `before`, with a delta that changes nothing, and returns it as
+  /// settle() does.
   LogCommit commit_unchanged(const LogCommit& before, LogCommit commit);
 
   // Catalog (catalog_update.cpp).
   using CatalogChange = std::function<void(LogCatalog& catalog)>;
-  /// Reads the catalog, applies `change`, and replaces the catalog. Throws what the store throws.
+  /// Calls `change` on the catalog (catalog_or_rebuilt()) and replaces it in the store. Throws what the store throws.
   void update_catalog(const CatalogChange& change);
-  /// Adds a commit to the catalog. Ignores a failure to write the catalog, which only costs readers time.
+  /// Adds a commit to the catalog in the store. Ignores a failure to write the catalog, which only costs readers time.
   void enter_commit(const LogCommit& commit);
-  /// Returns the catalog, or, if it is unusable, one rebuilt from the other objects of the log.
+  /// Returns the catalog; if it is missing or unusable, returns one that is rebuilt from the other objects of the log.
   LogCatalog catalog_or_rebuilt();
-  /// Returns the anchors with valid records in the store, whether the catalog knows them or not.
+  /// Returns the anchors in the store whose records are valid, whether the catalog names them or not.
   std::vector<AnchorRef> stored_anchors();
   void write_catalog(LogCatalog& catalog);
   void write_floor(std::uint64_t version, const StreamId& stream);
   // Maintenance (anchors.cpp, compaction.cpp, gc.cpp).
-  /// Key: base version and target version.
+  /// Merged deltas by their base version and target version.
   using MergedDeltas = std::map<std::pair<std::uint64_t, std::uint64_t>, DeltaRef>;
   double replay_seconds(const LogCatalog& catalog, std::uint64_t from, std::uint64_t to);
   std::vector<DeltaRef> parts_of(std::uint64_t from, std::uint64_t to, std::uint32_t step, const MergedDeltas& merged);
@@ -94,7 +99,7 @@ struct LogWriter::State {
   /// Throws Error{kUsage | kForeignKey} unless readers would trust records that this writer signs.
   void require_trusted_key(const LogCommit& head) const;
 
-  /// Returns the head for maintenance, however old it is. Throws Error{kUsage} if there is no log.
+  /// Returns the newest commit of the log, however old it is. Throws Error{kUsage} if there is no log.
   LogCommit current_head();
   LogCommit existing_commit(std::uint64_t version);
   ObjectStore& store() { return reader.store(); }
@@ -108,9 +113,11 @@ struct LogWriter::State {
   Standing standing = Standing::kIdle;
   std::shared_ptr<const TensorTable> table;
   std::optional<LogCommit> head;
+  /// The commit that may or may not be in the log already.
   std::optional<Attempt> attempt;
   MergedDeltas made;
-  /// Spans that cannot be composed: value codecs differ, or the mirror skipped a `context` delta.
+  /// Base and target versions between which deltas cannot be merged: their value codecs differ, or the mirror skipped a
+  /// `context` delta.
   std::set<std::pair<std::uint64_t, std::uint64_t>> uncomposable;
 };
 

@@ -16,39 +16,42 @@ namespace sparsecast {
 struct HttpRequest {
   std::string method = "GET";  ///< GET, HEAD, PUT, POST or DELETE.
   std::string url;
-  std::vector<std::string> headers;  ///< "name: value"; each has a value, because libcurl's signing drops empty ones.
-  ConstBytes body;                   ///< Must stay valid until the call returns.
-  /// Receives the body of an answer 200 or 206, piece by piece; returns false to end the transfer. If null, the body is
-  /// stored in `text`.
+  /// Headers in the form "name: value". Each has a value, because libcurl's signing drops empty ones.
+  std::vector<std::string> headers;
+  ConstBytes body;  ///< Body of the request; its bytes must stay valid until perform() returns.
+  /// Receives the body of an answer with status 200 or 206, piece by piece; returns false to end the transfer. If null,
+  /// the body is stored in HttpAnswer::text.
   std::function<bool(ConstBytes)> take_body;
 };
 
-/// How one exchange ended.
+/// How one exchange ended, and the answer of the server as far as it arrived.
 struct HttpAnswer {
   enum class End {
-    kComplete,    ///< `status`, `headers` and the body are whole.
+    kComplete,    ///< The exchange succeeded: `status`, `headers` and the body are whole.
     kBroken,      ///< The connection failed or broke, or the body was cut short. Another try may help.
     kStalled,     ///< No data was transferred for the stall time, or the deadline came.
-    kRefused,     ///< The body or the headers exceed their limit.
+    kRefused,     ///< The body or the headers of the answer exceed their limit, and the client ended the transfer.
     kUntrusted,   ///< The server's identity could not be verified (TLS).
-    kImpossible,  ///< Another try would fail in the same way.
+    kImpossible,  ///< The exchange failed in another way. Another try would fail, too.
   };
   End end = End::kImpossible;
   int status = 0;
-  std::map<std::string, std::string, std::less<>> headers;  ///< Names in lower case.
-  std::string text;                                         ///< Body that take_body did not receive.
-  std::string trouble;                                      ///< Message from libcurl, unless complete.
-  int earlier_attempts = 0;  ///< Failed attempts of the same call before this one; set by the code that repeats calls.
+  std::map<std::string, std::string, std::less<>> headers;  ///< Headers of the answer by name, in lower case.
+  std::string text;     ///< The body, or the part of it that take_body did not receive.
+  std::string trouble;  ///< Message of libcurl about the failure; empty if `end` is kComplete.
+  /// Number of failed attempts of the same call before this one; set by the code that repeats calls.
+  int earlier_attempts = 0;
 
+  /// Returns whether the answer is whole and has a status of 200 to 299.
   bool is_success() const { return end == End::kComplete && status >= 200 && status < 300; }
-  /// Returns the value of a header, or "" if it is absent.
+  /// Returns the value of the header `name` (in lower case), or "" if it is absent.
   std::string header(std::string_view name) const;
 };
 
 struct HttpOptions {
   std::chrono::milliseconds connect_timeout{5'000};
   std::chrono::milliseconds stall_timeout{15'000};
-  std::string ca_bundle;  ///< "" for the system's CA bundle.
+  std::string ca_bundle;  ///< Path of a file with the trusted certificates; "" for those of the system.
   std::size_t max_text_bytes = std::size_t{8} << 20;
   // AWS signature version 4 for the service s3; without a key, requests are not signed.
   std::string region;
@@ -63,7 +66,8 @@ class HttpClient {
   explicit HttpClient(HttpOptions options);
   ~HttpClient();
 
-  /// Makes one exchange. Failures are reported in the answer. Throws Error only if there is not enough memory.
+  /// Makes one exchange, which ends at `deadline` at the latest. Failures are reported in the answer. Throws Error only
+  /// if there is not enough memory.
   HttpAnswer perform(const HttpRequest& request, std::chrono::steady_clock::time_point deadline);
 
  private:

@@ -19,16 +19,18 @@
 
 namespace sparsecast {
 
-/// Repeats one operation until a deadline, with exponential back-off and jitter, by the steady clock.
+/// Paces the attempts of one operation until a deadline, with exponential back-off and jitter, by the steady clock.
 class Retry {
  public:
   explicit Retry(std::chrono::milliseconds deadline);
 
   std::chrono::steady_clock::time_point deadline() const { return deadline_; }
-  /// Returns the number of attempts begun; 1 during the first.
+  /// Returns the number of attempts that have begun, which is 1 during the first attempt.
   int attempts() const { return attempts_; }
+  /// Returns the time since construction, when the first attempt began.
   std::chrono::milliseconds elapsed() const;
-  /// Sleeps before another attempt and returns true. Returns false at once if the deadline would come first.
+  /// Called when an attempt has failed. Sleeps and returns true if there is time for another attempt; returns false at
+  /// once if the deadline would come first.
   bool again();
 
  private:
@@ -41,19 +43,20 @@ class Retry {
 /// One operation of S3's API.
 struct S3Request {
   std::string method = "GET";
-  std::string key;                   ///< Key in the store; "" for the bucket itself.
-  std::string query;                 ///< Query as it is signed: sorted, percent-encoded, every name with its '='.
-  std::string prefix;                ///< Prefix that errors of a listing name, since it has no key.
-  std::vector<std::string> headers;  ///< "name: value"
+  std::string key;     ///< Key of the object in the store; "" for the bucket itself.
+  std::string query;   ///< Query of the URL as it is signed: sorted, percent-encoded, and with a '=' after every name.
+  std::string prefix;  ///< For a listing, which has no key: the prefix that errors name.
+  std::vector<std::string> headers;  ///< Additional headers in the form "name: value".
   ConstBytes body;
-  /// Replaces S3Options::deadline if it comes earlier. For cleaning up, which must not delay an error for long.
+  /// Time limit of the call, which replaces S3Options::deadline if it is shorter. For cleaning up, which must not delay
+  /// an error for long.
   std::optional<std::chrono::milliseconds> deadline;
-  /// Called once an attempt; returns the function that receives the body of an answer 200 or 206
-  /// (HttpRequest::take_body). May be null.
+  /// Called once per attempt; returns the function that receives the body of an answer with status 200 or 206
+  /// (HttpRequest::take_body). May be null; the body is then in HttpAnswer::text.
   std::function<std::function<bool(ConstBytes)>()> make_taker;
 };
 
-/// Meaning of an answer for errors and further attempts.
+/// What an answer means: whether another attempt may succeed, and the error to throw if there is none.
 struct S3Verdict {
   bool may_pass = false;
   ErrorCode code = ErrorCode::kIo;
@@ -68,12 +71,13 @@ class S3Client {
   const S3Options& options() const { return options_; }
   const S3Address& address() const { return address_; }
 
-  /// Returns the answer of the first attempt that succeeds or whose status is one of `expected`. Repeats temporary
-  /// failures until the deadline: broken and stalled connections, 408, 429, 5xx except 501, conflicts, and answers 200
-  /// that hold an error. Throws as object_store.hpp specifies; kIo for answers that exceed their limit.
+  /// Makes a request until an attempt succeeds or has a status in `expected`, and returns the answer of that attempt.
+  /// Repeats temporary failures until the deadline: broken and stalled connections, 408, 429, 5xx except 501,
+  /// conflicts, and answers 200 that hold an error. Throws as object_store.hpp specifies; throws kIo for answers that
+  /// exceed their limit.
   HttpAnswer call(const S3Request& request, std::initializer_list<int> expected = {});
 
-  /// Returns the object's name for errors: "s3://bucket/prefix/key".
+  /// Returns the name of the object with this key, for errors: "s3://bucket/prefix/key".
   std::string name_of(const std::string& key) const;
 
  private:
@@ -86,31 +90,32 @@ class S3Client {
   HttpClient http_;
 };
 
-/// Returns the text with %XX for all but unreserved characters, as signatures require.
+/// Returns `text` with %XX for every byte that is not an unreserved character of a URL, as signatures require.
 std::string percent_encoded(std::string_view text);
 
-/// Deadline of requests that only clean up.
+/// Time limit of requests that only clean up.
 constexpr std::chrono::milliseconds kCleaningDeadline{5'000};
 
-/// Throws Error{kIo} for the object: the server's `what` cannot be understood.
+/// Throws Error{kIo} that names `object`: the client cannot understand a part of the server's answer, which `what`
+/// names.
 [[noreturn]] void refuse_answer(const std::string& object, const std::string& what);
 
 // Read whole objects and ranges, in parts of S3Options::part_bytes, `connections` parts at a time. All parts are of one
 // version of the object: their entity tags are compared, and an object that was replaced meanwhile is read again.
 
-/// Implements ObjectStore::get.
+/// Implements ObjectStore::get: returns the object, or nullopt if there is none.
 std::optional<Bytes> read_s3_object(S3Client& client, const std::string& key, std::uint64_t max_bytes);
 /// Implements ObjectStore::get_range; the buffer must have at least one byte.
 void read_s3_range(S3Client& client, const std::string& key, std::uint64_t offset, std::span<std::byte> buffer);
-/// Implements ObjectStore::size.
+/// Implements ObjectStore::size: returns the size of the object in bytes, or nullopt if there is none.
 std::optional<std::uint64_t> read_s3_size(S3Client& client, const std::string& key);
 
-/// Implements ObjectStore::upload. Makes one request if the object fits into a part, otherwise a multipart upload,
-/// which is aborted unless it is committed. Holds at most `connections` + 1 parts in memory. The client must outlive
-/// the upload.
+/// Implements ObjectStore::upload. The upload makes one request if the object fits into a part, otherwise a multipart
+/// upload, which it aborts unless it is committed. It holds at most `connections` + 1 parts in memory. The client must
+/// outlive the upload.
 std::unique_ptr<ObjectUpload> begin_s3_upload(S3Client& client, const std::string& key, std::uint64_t expected_bytes);
 
-/// Implements ObjectStore::put.
+/// Implements ObjectStore::put: stores `bytes` as the object of this key.
 void put_s3_object(S3Client& client, const std::string& key, ConstBytes bytes);
 
 }  // namespace sparsecast
