@@ -14,16 +14,19 @@
 
 namespace sparsecast::capi {
 
+/// Returns the result code of an ErrorCode; scInternalError for a code that the C interface does not have.
 scResult_t result_of(ErrorCode code) noexcept;
 
-/// Returns the last error message of the calling thread.
+/// Returns the message that this thread kept last, "" if there is none. It is valid until the thread keeps another.
 const char* last_message() noexcept;
+/// Keeps a copy of `sentence` as the last message of this thread.
 void keep_message(const char* sentence) noexcept;
 
-/// Translates the current exception to a result code and keeps its message, also in `sentence` unless that is null.
+/// Called in a catch block: returns the result code of the exception that is being handled, and keeps its message for
+/// last_message(). Also stores the message in `*sentence` unless that is null.
 scResult_t take_exception(std::string* sentence = nullptr) noexcept;
 
-/// Runs `body`, which has no result. Returns scSuccess, or the code of the exception that it threw.
+/// Calls body(), which returns nothing. Returns scSuccess, or, if body() throws, what take_exception() returns.
 template <class Body>
 scResult_t guarded(const Body& body) noexcept {
   try {
@@ -34,7 +37,8 @@ scResult_t guarded(const Body& body) noexcept {
   }
 }
 
-/// Runs a body that returns a result code itself, and translates its exceptions in the same way.
+/// Calls body(), which returns a result code, and returns that code, or, if body() throws, what take_exception()
+/// returns.
 template <class Body>
 scResult_t guarded_result(const Body& body) noexcept {
   try {
@@ -44,20 +48,21 @@ scResult_t guarded_result(const Body& body) noexcept {
   }
 }
 
-/// Throws Error{kUsage} with this sentence unless the condition holds.
+/// Throws Error{kUsage} with the message `sentence` unless `condition` holds.
 inline void require_usage(bool condition, const char* sentence) {
   if (!condition) throw Error(ErrorCode::kUsage, sentence);
 }
 
-/// Returns the checked configuration, or the defaults for null. Throws Error{kUsage}.
+/// Returns a copy of the configuration, or the defaults for null. Throws Error{kUsage} if it has impossible values.
 scConfig_t checked(const scConfig_t* config);
 
+/// The tensors that a C program has passed.
 struct TensorArguments {
   std::shared_ptr<const TensorTable> table;
-  std::vector<void*> data;  ///< One pointer per tensor of the table.
+  std::vector<void*> data;  ///< Address of each tensor of `table`, in its order.
 };
 
-/// Checks and translates tensors. Throws Error{kUsage} for tensors that cannot be registered.
+/// Returns the table and the addresses of `count` tensors. Throws Error{kUsage} for tensors that cannot be registered.
 TensorArguments checked(const scTensor_t* tensors, int count, const scMemory_t& memory);
 
 }  // namespace sparsecast::capi

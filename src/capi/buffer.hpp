@@ -22,8 +22,8 @@ namespace sparsecast::capi {
 
 class BroadcastBuffer {
  public:
-  /// Registers a buffer, collectively. `failure`: the reason why this rank cannot register, which is sent to the other
-  /// ranks; `table` and `tensors` may be null then.
+  /// Registers a buffer; all ranks must do so together. `failure` is null, or the reason why this rank cannot register,
+  /// which is sent to the other ranks; `table` and `tensors` may then be null.
   BroadcastBuffer(std::shared_ptr<Communicator> comm, std::shared_ptr<const TensorTable> table, scMemory_t kind,
                   std::unique_ptr<BufferTensors> tensors, const Error* failure);
 
@@ -38,7 +38,8 @@ class BroadcastBuffer {
   void make_publisher(std::uint64_t version);
   void make_subscriber(std::uint64_t version);
   void anchor(int root, std::uint64_t version, Deadline deadline);
-  /// Sends the dense bytes and their digest to the ranks whose digests differ.
+  /// Sends the dense bytes of rank `root` to all ranks, which must all call it. The others verify that their digest is
+  /// then `expected`. Throws unless all ranks have succeeded.
   void overwrite(int root, const StateDigest& expected, Deadline deadline);
 
   std::shared_ptr<Communicator> comm_;
@@ -48,7 +49,8 @@ class BroadcastBuffer {
   std::unique_ptr<BufferTensors> tensors_;
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<Subscriber> subscriber_;
-  int base_root_ = -1;  ///< Root whose deltas fit this buffer; -1: an anchor is needed.
+  /// Root whose next changes can be applied to this buffer; -1 if there is none, so that an anchor is needed.
+  int base_root_ = -1;
   scStats_t stats_{};
 };
 

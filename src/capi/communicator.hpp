@@ -28,14 +28,14 @@ namespace sparsecast::capi {
 struct Notice {
   enum Kind : std::uint32_t { kRegister = 1, kBroadcast = 2, kAnchor = 3 };
   std::uint32_t kind = 0;
-  std::int32_t status = 0;  ///< An ErrorCode: this rank cannot take part.
+  std::int32_t status = 0;  ///< 0, or the ErrorCode of the reason why this rank cannot take part.
   std::uint64_t buffer = 0;
   std::int32_t root = -1;
   std::uint32_t memory = 0;
   Hash128 table;
   // The fields below may differ between ranks.
   std::uint64_t version = 0;
-  std::int32_t base_root = -1;  ///< Root whose deltas fit this rank's buffer; -1: none.
+  std::int32_t base_root = -1;  ///< Root whose next changes can be applied to this rank's buffer; -1 if there is none.
   std::uint32_t reserved = 0;
   StateDigest digest;
 };
@@ -43,8 +43,11 @@ static_assert(sizeof(Notice) == 72);
 
 class Communicator {
  public:
-  /// Make a communicator. Throw the errors of Rendezvous::meet and NcclTransport::open.
+  /// Makes a communicator of `size` ranks that meet at `id` by TCP. Throws the errors of Rendezvous::meet and
+  /// NcclTransport::open.
   static std::shared_ptr<Communicator> over_tcp(const UniqueId& id, int rank, int size, const scConfig_t& config);
+  /// Makes a communicator of the ranks of an MPI communicator, whose MPI_Comm is at `communicator`. Throws the errors
+  /// of NcclTransport::open.
   static std::shared_ptr<Communicator> over_mpi(const void* communicator, const scConfig_t& config);
 
   Communicator(std::shared_ptr<ControlChannel> control, const scConfig_t& config);
@@ -57,26 +60,27 @@ class Communicator {
   const scConfig_t& config() const noexcept { return config_; }
   Deadline deadline() const;
   Transport& transport() noexcept { return *transport_; }
-  /// Returns the NCCL transport, or null when another transport is used.
+  /// Returns the transport if it is NCCL, otherwise null.
   NcclTransport* nccl() noexcept { return nccl_; }
-  /// Returns the device of the NCCL transport, or null when another transport is used.
+  /// Returns the functions of the device on which NCCL works; null if the transport is not NCCL.
   DeviceApi* device_api() noexcept { return device_; }
   const char* transport_name() const noexcept;
 
-  /// Collective: returns every rank's notice, once all ranks are known to take the same step and none has refused.
-  /// Throws Error{kGroupMismatch} that names two ranks, Error{kPeerFailed} that names one, or this rank's own
+  /// Sends this rank's notice to all ranks, which must all call it, and returns the notices of all, by rank. `failure`
+  /// is null, or the reason why this rank cannot take part. Throws unless all ranks take the same step and none has
+  /// refused: Error{kGroupMismatch} that names two ranks, Error{kPeerFailed} that names one, or this rank's own
   /// `failure`.
   std::vector<Notice> exchange(Notice own, const Error* failure, Deadline deadline);
 
-  /// Returns the number of the next buffer. It is the same on every rank, because registering is collective.
+  /// Returns the number for a new buffer. It is the same on every rank, because all ranks register together.
   std::uint64_t next_buffer() noexcept { return ++buffers_; }
-  /// Returns why the communicator cannot be used any more; nullopt while it can. Does not wait.
+  /// Returns why the communicator cannot be used any more, or nullopt if it can. Does not wait.
   std::optional<std::string> broken() noexcept { return control_->aborted(); }
-  /// Notifies the other ranks that this rank gives up.
+  /// Tells the other ranks that this rank gives up, and why.
   void abort(const std::string& reason) noexcept;
 
-  std::mutex in_use;       ///< Held during a call: a second thread is refused.
-  std::string last_error;  ///< The sentence of the last failure.
+  std::mutex in_use;       ///< Held during a call; if a second thread makes a call meanwhile, that call is refused.
+  std::string last_error;  ///< Message of the last failure of a call.
 
  private:
   void choose_transport(bool over_mpi, Deadline deadline);

@@ -14,37 +14,42 @@
 
 namespace sparsecast {
 
-/// Progress callback, called at intervals during long work, possibly from several threads. Gets the name of the phase,
-/// and the bytes or elements done so far and in total. May be empty.
+/// Function that is called at intervals during long work, possibly from several threads, with the name of the phase of
+/// the work, and with the bytes or elements that are done so far and in total. May be empty.
 using Progress = std::function<void(const char* phase, std::uint64_t done, std::uint64_t total)>;
 
-/// Place of each tensor of a checkpoint, without its open files; in-place work keeps this while it writes.
+/// Where each tensor of a checkpoint is in its files. In-place work keeps this, instead of the open Checkpoint, while
+/// it writes.
 struct CheckpointLayout {
   TensorTable table;
   std::vector<std::string> files;
-  std::vector<Checkpoint::Location> locations;  ///< Parallel to the table.
+  std::vector<Checkpoint::Location> locations;  ///< For each tensor of `table`: its file and its place there.
 
   static CheckpointLayout of(const Checkpoint& checkpoint);
 };
 
-/// Opened files of a checkpoint, read or written in place by tensor and byte; only windows of them are ever in memory.
-/// Reads and writes of distinct ranges may run concurrently.
+/// The open files of a checkpoint, which are read or written in place by tensor and byte. Only windows of them are ever
+/// in memory. Reads and writes of distinct ranges may run concurrently.
 class CheckpointStore {
  public:
-  /// Opens the files; `mode` is kRead or kReadWrite. Throws Error{kIo}.
+  /// Opens the files of `layout` for reading (kRead) or for reading and writing (kReadWrite). Throws Error{kIo}.
   CheckpointStore(FileSystem& fs, CheckpointLayout layout, OpenMode mode);
-  /// Uses the files that the checkpoint has open, for reading.
+  /// Uses the files that the checkpoint has open; they can be read but not written.
   explicit CheckpointStore(const Checkpoint& checkpoint);
 
   const TensorTable& table() const noexcept { return layout_.table; }
-  /// Reads bytes of a tensor. An error names the file, the tensor and the byte.
+  /// Fills `buffer` with the bytes of tensor number `tensor` from `begin_byte` on. An error names the file, the tensor
+  /// and the byte.
   void read(std::size_t tensor, std::uint64_t begin_byte, std::span<std::byte> buffer) const;
+  /// Writes `bytes` to the bytes of tensor number `tensor` from `begin_byte` on. An error names the file, the tensor
+  /// and the byte.
   void write(std::size_t tensor, std::uint64_t begin_byte, std::span<const std::byte> bytes);
-  /// Returns the offset in its file of byte `begin_byte` of the tensor, for page alignment.
+  /// Returns the offset of byte `begin_byte` of the tensor in its file, which tells where the pages of the file begin.
   std::uint64_t file_offset(std::size_t tensor, std::uint64_t begin_byte) const {
     return layout_.locations[tensor].begin + begin_byte;
   }
-  /// Makes all writes durable, or throws. After a failure, a later success does not prove that the writes are durable.
+  /// Makes all writes durable. Throws if that fails; after a failure, a later success does not prove that the writes
+  /// are durable.
   void sync();
 
  private:
@@ -52,8 +57,8 @@ class CheckpointStore {
   std::vector<std::shared_ptr<File>> files_;
 };
 
-/// Returns the digest of each tensor. Reads all of it from the files in windows, so that memory is bounded and read
-/// errors are thrown as Error. `threads` is 0 for all cores.
+/// Reads all tensors and returns the digest of each. Reads them in windows, so that memory is bounded and read errors
+/// are thrown as Error. `threads` is the number of threads, 0 for all cores.
 std::vector<StateDigest> digest_store(const CheckpointStore& store, int threads, const Progress& progress = nullptr);
 
 }  // namespace sparsecast

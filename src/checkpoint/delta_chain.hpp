@@ -14,17 +14,20 @@ namespace sparsecast {
 /// one before ended.
 class DeltaChain {
  public:
-  /// Throws Error{kIo | kCorrupt | kUnsupported | kTableMismatch | kForeignStream | kVersionGap | kWrongBase}; the
+  /// Opens and verifies the deltas at `paths`, whose table must be `table`, that of the checkpoint named `checkpoint`.
+  /// Throws Error{kIo | kCorrupt | kUnsupported | kTableMismatch | kForeignStream | kVersionGap | kWrongBase}; its
   /// context names the file.
   DeltaChain(FileSystem& fs, const std::vector<std::string>& paths, const TensorTable& table,
              const std::string& checkpoint, const Progress& progress);
 
   std::size_t size() const noexcept { return deltas_.size(); }
   const DeltaFile& operator[](std::size_t i) const { return deltas_[i]; }
-  /// Returns the deltas' table: that of the checkpoint, with the pairs of 4-bit numbers that its files do not declare.
+  /// Returns the table of the deltas: that of the checkpoint, but with tensors of pairs of 4-bit numbers that the
+  /// checkpoint's files do not declare.
   const TensorTable& table() const noexcept { return table_; }
-  /// Returns the number of deltas that a state with this digest already contains, 0 to size(); the largest number if
-  /// several fit. Throws Error{kWrongBase} if the state is not in the chain.
+  /// Returns how many of the deltas, from the first on, a checkpoint with the digest `state` already contains, 0 to
+  /// size(); the largest number if several fit. Throws Error{kWrongBase}, naming `checkpoint`, if the chain does not go
+  /// through this state.
   std::size_t position_of(const StateDigest& state, const std::string& checkpoint) const;
 
  private:
@@ -32,19 +35,19 @@ class DeltaChain {
   std::vector<DeltaFile> deltas_;
 };
 
-/// Which bytes of a changed window apply_delta writes back.
+/// Which bytes apply_delta writes to the files.
 enum class WriteBack {
-  kChangedPages,  ///< Only 4 KiB pages of the file in which a byte changed.
+  kChangedPages,  ///< Only pages (4 KiB) of a file in which a byte has changed.
   kWholeWindows,  ///< Everything a block spans, even bytes that already read as wanted: after a failed fsync, the page
                   ///< cache may show bytes that never reached the disk.
 };
 
-/// Applies all blocks of the delta to the files, window by window, on `threads` threads. Verifies neither the base nor
-/// the result, and makes nothing durable. Needs memory for one frame, and for two windows a thread.
+/// Applies all blocks of the delta to the files of `store`, window by window, on `threads` threads. Verifies neither
+/// the base nor the result, and makes nothing durable. Needs memory for one frame, and for two windows per thread.
 void apply_delta(CheckpointStore& store, const DeltaFile& delta, WriteBack write_back, int threads,
                  const Progress& progress);
 
-/// Returns the digest that the state in `store`, whose digest is `state`, would have after a `raw` delta; writes
+/// Returns the digest that the tensors in `store` would have after the `raw` delta. `state` is their digest now. Writes
 /// nothing.
 StateDigest predict_digest(const CheckpointStore& store, const DeltaFile& delta, const StateDigest& state, int threads);
 

@@ -9,14 +9,16 @@
 
 namespace sparsecast::fanout {
 
-/// A Box without allocated memory. Dimensions that a tensor does not have are [0, 1).
+/// A Box that needs no allocated memory. Dimensions that the tensor does not have are [0, 1).
 struct FlatBox {
   std::array<std::uint64_t, kMaxLayoutDims> offset{};
   std::array<std::uint64_t, kMaxLayoutDims> extent{1, 1, 1, 1, 1, 1, 1, 1};
   friend auto operator<=>(const FlatBox&, const FlatBox&) = default;
 };
 
+/// Returns `box` as a FlatBox.
 FlatBox flatten(const Box& box);
+/// Returns the first `dims` dimensions of `box` as a Box.
 Box unflatten(const FlatBox& box, std::size_t dims);
 std::uint64_t elements_of(const FlatBox& box);
 
@@ -25,13 +27,14 @@ struct KeyedBox {
   std::uint32_t key = 0;
 };
 
-/// Joins neighbouring boxes with the same key that form a box together, dimension by dimension from the last, so that
-/// runs of grid cells become boxes again. The boxes must be disjoint. Sorts the result by box.
+/// Joins neighbouring boxes that have the same key and form a box together, so that runs of grid cells become boxes
+/// again. Works dimension by dimension, from the last of `dims`. The boxes must be disjoint. Sorts `boxes` by box.
 void merge_boxes(std::vector<KeyedBox>& boxes, std::size_t dims);
 
-/// Returns the index in the local tensor of element `at` of the canonical tensor.
+/// Returns the index, in the shard's local tensor, of the element of the canonical tensor whose coordinates are `at`.
 std::uint64_t address_of(const Shard& shard, const std::vector<std::uint64_t>& at);
-/// Returns whether two shards of one rank and one canonical tensor have their common elements in the same memory.
+/// Returns whether two shards of one rank, both of the same canonical tensor, have the elements that both hold in the
+/// same memory.
 bool same_place(const Shard& a, const Shard& b);
 
 }  // namespace sparsecast::fanout

@@ -13,14 +13,14 @@
 
 namespace sparsecast::fanout {
 
-/// Every shard with elements of a tensor that is sent, indexed by tensor. The shards of a tensor ascend.
+/// For each tensor that is sent: the shards that hold elements of it. The holders of a tensor ascend.
 class Holders {
  public:
   Holders(const WorldRanks& world, const CanonicalNames& names);
 
-  /// Returns the trainer's holders of a tensor that have a base.
+  /// Returns the shards of the trainer's ranks that have a base and hold elements of tensor number `tensor`.
   std::span<const Holder> senders(std::uint32_t tensor) const { return senders_.of(tensor); }
-  /// Returns the engines' holders of a tensor.
+  /// Returns the shards of the engines' ranks that hold elements of tensor number `tensor`.
   std::span<const Holder> receivers(std::uint32_t tensor) const { return receivers_.of(tensor); }
 
  private:
@@ -35,7 +35,7 @@ class Holders {
   HolderLists receivers_;
 };
 
-/// The distinct boxes of some holders, each with its holders.
+/// The distinct boxes of some holders, and for each box the holders that have it.
 class UniqueBoxes {
  public:
   void assign(const WorldRanks& world, std::span<const Holder> holders);
@@ -56,18 +56,20 @@ inline const Shard& shard_of(const WorldRanks& world, const Holder& holder) {
   return world[holder.rank].layout->shards[holder.shard];
 }
 
-/// The grid of cells into which the borders of boxes cut a tensor. Cells are numbered row-major.
+/// The grid of cells into which the borders of boxes cut a tensor. Cells are numbered in row-major order.
 class Grid {
  public:
-  /// Throws Error{kUsage} if there would be more than kMostCells cells.
+  /// Makes the grid into which the borders of `boxes` cut the tensor `spec`. Throws Error{kUsage} if it would have more
+  /// than kMostCells cells.
   void assign(const TensorSpec& spec, std::span<const Box* const> boxes);
 
   static constexpr std::uint64_t kMostCells = std::uint64_t{1} << 22;
 
   std::uint32_t size() const { return size_; }
+  /// Returns the box of cell number `index`.
   FlatBox cell(std::uint32_t index) const;
 
-  /// Calls visit_cell(index) for every cell inside a box, whose borders must be cuts of the grid.
+  /// Calls visit_cell(index) for every cell inside `box`, whose borders must be cuts of the grid.
   template <class Visit>
   void visit(const Box& box, const Visit& visit_cell) const {
     Range range;
@@ -86,6 +88,7 @@ class Grid {
       if (d == 0) return;
     }
   }
+  /// Returns the number of cells inside `box`, whose borders must be cuts of the grid.
   std::uint64_t cells_in(const Box& box) const;
 
  private:
@@ -95,21 +98,24 @@ class Grid {
   };
   void find_range(const Box& box, Range& range) const;
 
-  /// Cuts by dimension. The tensor's dimensions come last, so that the innermost one always has the same index.
+  /// For each dimension: the coordinates at which it is cut. The tensor's dimensions come last, so that the innermost
+  /// one always has the same index.
   std::array<std::vector<std::uint64_t>, kMaxLayoutDims> cuts_;
   std::array<std::uint32_t, kMaxLayoutDims> counts_{};
   std::size_t dims_ = 0;
   std::uint32_t size_ = 0;
 };
 
-/// The list of boxes that contain each cell of a grid. Equal lists have equal ids.
+/// For each cell of a grid: the list of boxes that contain it. Equal lists have equal ids.
 class Covers {
  public:
-  /// Throws Error{kUsage} if boxes overlap so much that the lists would become too long.
+  /// Makes the lists for the cells of `grid` and these boxes. Throws Error{kUsage} if boxes overlap so much that the
+  /// lists would become too long.
   void assign(const TensorSpec& spec, const Grid& grid, std::span<const Box* const> boxes);
 
+  /// Returns the id of the list of cell number `cell`.
   std::uint32_t of(std::uint32_t cell) const { return ids_[cell]; }
-  /// Returns the indices of the boxes in a list, ascending.
+  /// Returns the indices, ascending, of the boxes in the list with this id.
   std::span<const std::uint32_t> list(std::uint32_t id) const { return lists_[id]; }
   std::uint32_t lists() const { return static_cast<std::uint32_t>(lists_.size()); }
 

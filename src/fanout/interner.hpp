@@ -10,10 +10,11 @@
 
 namespace sparsecast::fanout {
 
-/// Gives equal lists of numbers the same id. Ids are 0, 1, ... in the order in which lists are first added. All lists
-/// are stored in one array.
+/// Stores lists of numbers, each distinct list once, and gives it an id. Ids are 0, 1, ... in the order in which lists
+/// are first added. All lists are stored in one array.
 class ListInterner {
  public:
+  /// Returns the id of `list`, which is stored if it is new.
   std::uint32_t intern(std::span<const std::uint32_t> list) {
     if (2 * (begins_.size() + 1) > table_.size()) grow();
     std::size_t at = place(list);
@@ -27,7 +28,7 @@ class ListInterner {
     return table_[at] - 1;
   }
 
-  /// Returns the list with this id, valid until the next intern().
+  /// Returns the list with this id. The result is valid until the next intern().
   std::span<const std::uint32_t> operator[](std::uint32_t id) const {
     return std::span(pool_).subspan(begins_[id], begins_[id + 1] - begins_[id]);
   }
@@ -56,7 +57,7 @@ class ListInterner {
 
   std::vector<std::uint32_t> pool_;
   std::vector<std::size_t> begins_{0};
-  /// Hash table of ids plus 1; 0 marks a free slot.
+  /// Hash table that finds lists by their content: ids plus 1; 0 marks a free slot.
   std::vector<std::uint32_t> table_ = std::vector<std::uint32_t>(kLeastTable, 0);
 };
 

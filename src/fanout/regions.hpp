@@ -10,14 +10,14 @@
 
 namespace sparsecast::fanout {
 
-/// Returns the dimensions of a part by descending stride of the shard. Dimensions of extent 1 keep their places, and
-/// dimensions of equal stride keep their order.
+/// Returns the numbers of the dimensions of `region` in the order in which its elements are sent: by descending stride
+/// of the shard. Dimensions of extent 1 keep their places, and dimensions of equal stride keep their order.
 std::vector<std::uint8_t> wire_order(const Shard& shard, const Box& region);
 
-/// Returns the table whose tensor i is region i (see FanoutPlan::route_table).
+/// Returns the table whose tensor i is region i of tensors of `whole_tensors` (see FanoutPlan::route_table).
 TensorTable table_of(const TensorTable& whole_tensors, const std::vector<Region>& regions);
 
-/// Returns the place of a region that is inside the shard.
+/// Returns where a region, which must be inside the shard, lies in the shard's local tensor.
 RegionView view_of(const Shard& shard, const Region& region);
 
 }  // namespace sparsecast::fanout

@@ -34,29 +34,35 @@
 
 namespace sparsecast::fanout {
 
-/// One sender of a cell.
+/// One sender of a cell, and what it sends the cell by.
 struct Assignment {
-  std::uint32_t route = 0;  ///< Id in Senders::routes.
-  std::uint32_t shard = 0;  ///< Index of the sender's shard that holds the cell.
+  std::uint32_t route = 0;  ///< Id, in Senders::routes, of the route by which the cell is sent.
+  std::uint32_t shard = 0;  ///< Index of the shard, of the sending rank, that holds the cell.
 };
 
+/// Which ranks send each cell, and to whom.
 struct Senders {
-  ListInterner destination_sets;  ///< Sets of Cells::destination_sets, and subsets of these sets.
-  ListInterner counted_sets;      ///< Engines, ascending.
-  ListInterner routes;  ///< Dense source, id of destinations, id of engines that count it, Route::counted_in_state.
+  /// Sets of destinations of routes: those of Cells::destination_sets, and subsets of them.
+  ListInterner destination_sets;
+  /// Sets of the numbers of engines that count a route's elements in their state, ascending.
+  ListInterner counted_sets;
+  /// Routes, each as a list of four numbers: dense rank of the source, id in destination_sets, id in counted_sets,
+  /// Route::counted_in_state.
+  ListInterner routes;
   std::vector<Assignment> assignments;
-  std::vector<std::size_t> begins;  ///< Index of each cell's first assignment.
+  std::vector<std::size_t> begins;  ///< Index of each cell's first assignment, and the end of the last cell's.
 
+  /// Returns the assignments of cell number `cell`.
   std::span<const Assignment> of(std::size_t cell) const {
     return std::span(assignments).subspan(begins[cell], begins[cell + 1] - begins[cell]);
   }
 };
 
-/// Numbers the engines so that engines that hold the same elements in the same places of the same ranks of theirs have
-/// the same number (0, 1, ...). Returns the numbers, indexed by engine.
+/// Returns a number (0, 1, ...) for each engine. Two engines have the same number if they hold the same elements in the
+/// same places of the same ranks of theirs.
 std::vector<std::uint32_t> classify_engines(const WorldRanks& world, const Cells& cells);
 
-/// Chooses the senders of every cell. Destinations on a node with candidates get the cell from one of these candidates.
+/// Returns the senders of every cell. Destinations on a node with candidates get the cell from one of these candidates.
 /// All other destinations get it from a candidate that sends it anyway, or else from any candidate. Among several
 /// candidates, the one with the fewest bytes to send so far is chosen, then the lowest rank. A candidate without a
 /// route to these destinations counts as if it had `route_cost_bytes` more (PlanOptions). Cells without a choice come
@@ -64,18 +70,20 @@ std::vector<std::uint32_t> classify_engines(const WorldRanks& world, const Cells
 Senders choose_senders(const WorldRanks& world, const TensorTable& table, const Cells& cells,
                        const std::vector<std::uint32_t>& classes, std::uint64_t route_cost_bytes);
 
-/// Returns the routes without groups, ordered by source, destinations and engines that count them. Neighbouring cells
-/// of a route that are in one shard on each rank are joined to one region.
+/// Returns the routes by which the cells are sent, still without groups, ordered by source, destinations and engines
+/// that count them. Neighbouring cells of a route that are in one shard on each rank are joined to one region.
 std::vector<Route> make_routes(const WorldRanks& world, const CanonicalNames& names, const Cells& cells,
                                const Senders& senders);
 
 struct RouteGroups {
-  std::vector<RouteGroup> groups;  ///< Ordered by source, then receivers.
+  std::vector<RouteGroup> groups;  ///< The groups, ordered by source, then receivers.
+  /// Number of rounds in which the groups take turns.
   std::uint32_t rounds = 0;
-  bool merged = false;  ///< Step 2 had to join groups.
+  bool merged = false;  ///< True if step 2 of the rule above had to join groups.
 };
 
-/// Sets the group of every route, by the rule above.
+/// Returns the groups of the routes by the rule above, with no rank in more than `most_per_rank` groups. Sets the group
+/// of every route.
 RouteGroups make_groups(const WorldRanks& world, std::vector<Route>& routes, std::size_t most_per_rank);
 
 }  // namespace sparsecast::fanout

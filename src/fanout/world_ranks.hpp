@@ -13,17 +13,19 @@ namespace sparsecast::fanout {
 
 inline constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-/// A rank of the world, and its rank in a layout.
+/// A rank of the world in one participant: its world rank, and its rank in that participant's layout.
 struct WorldRank {
   int world = 0;
-  std::uint32_t participant = 0;  ///< 0: the trainer; 1 + i: engine i.
-  std::uint32_t index = 0;        ///< Rank in the participant's layout.
+  std::uint32_t participant = 0;  ///< Number of the participant: 0 for the trainer, 1 + i for engine i.
+  std::uint32_t index = 0;        ///< Number of the rank in the participant's layout.
+  /// Number of the rank's node; kNone if it is not known.
   std::uint32_t node = kNone;
   const RankLayout* layout = nullptr;
 };
 
-/// All ranks of a plan, ascending. Inside the planner, a rank is identified by its index here ("dense rank"), which has
-/// the same order as world ranks. A rank of both the trainer and an engine has two places, the trainer's first.
+/// All ranks of a plan, ordered by world rank. Inside the planner, a rank is identified by its index here ("dense
+/// rank"), which has the same order as world ranks. A rank of both the trainer and an engine occurs twice, first as the
+/// trainer's.
 class WorldRanks {
  public:
   /// Throws Error{kUsage} for participants that do not fit their layouts, and for names and ranks that occur twice.
@@ -32,13 +34,13 @@ class WorldRanks {
   std::uint32_t size() const { return static_cast<std::uint32_t>(ranks_.size()); }
   const WorldRank& operator[](std::uint32_t rank) const { return ranks_[rank]; }
   const std::vector<WorldRank>& ranks() const { return ranks_; }
-  /// Returns the (first) place of a world rank, which must be in the plan.
+  /// Returns the dense rank of a world rank, which must be in the plan; the first one if it has two.
   std::uint32_t place_of(int world) const {
     return static_cast<std::uint32_t>(std::ranges::lower_bound(ranks_, world, {}, &WorldRank::world) - ranks_.begin());
   }
   const Participant& participant(std::uint32_t participant) const { return *participants_[participant]; }
   std::uint32_t participants() const { return static_cast<std::uint32_t>(participants_.size()); }
-  /// Returns a description such as "rank 3 (world rank 19) of engine 'e1'".
+  /// Returns a description of a dense rank, such as "rank 3 (world rank 19) of engine 'e1'".
   std::string describe(std::uint32_t rank) const;
 
  private:

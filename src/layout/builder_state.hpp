@@ -14,7 +14,7 @@
 
 namespace sparsecast {
 
-/// Part `index` of `count`.
+/// Part number `index` of the `count` parts into which something is divided.
 struct PartOf {
   std::uint64_t index = 0;
   std::uint64_t count = 1;
@@ -23,22 +23,24 @@ struct PartOf {
 /// The coordinates of every rank on every axis.
 class MeshMap {
  public:
-  /// Throws Error{kUsage} for invalid meshes, and for meshes of more than Layout::kMaxRanks ranks.
+  /// All meshes must have the same number of ranks. Throws Error{kUsage} for invalid meshes, and for meshes of more
+  /// than Layout::kMaxRanks ranks.
   explicit MeshMap(const std::vector<Mesh>& meshes);
 
   std::size_t ranks() const noexcept { return ranks_; }
-  /// Throws Error{kUsage} for an axis that no mesh has or that occurs twice.
+  /// Throws Error{kUsage} for an axis that no mesh has, for one that occurs twice, and for axes with too many parts.
   void check(const Axes& axes) const;
-  /// Returns the part of `rank` along axes that check() has accepted.
+  /// Returns which part `rank` has of something that is divided along `axes`, the first axis outermost. check() must
+  /// have accepted the axes.
   PartOf part(const Axes& axes, std::size_t rank) const;
-  /// Returns the ranks that match `where`, ascending. Throws Error{kUsage} for unknown axes and coordinates, and if no
-  /// rank matches.
+  /// Returns the ranks that meet all conditions of `where`, ascending. Throws Error{kUsage} for unknown axes and
+  /// coordinates, and if no rank meets them.
   std::vector<std::uint32_t> select(const Where& where) const;
 
  private:
   struct Axis {
     std::uint32_t size = 1;
-    std::vector<std::uint32_t> coordinates;  ///< Coordinate of each rank.
+    std::vector<std::uint32_t> coordinates;  ///< Coordinate on this axis of each rank.
   };
   void add_axis(const MeshAxis& axis, std::size_t inner);
   const Axis& axis(const std::string& name) const;
@@ -49,36 +51,41 @@ class MeshMap {
 
 using Shape = std::vector<std::uint64_t>;
 
-/// A box of one of the tensors that form a local tensor.
+/// A box of one of the source tensors of which a local tensor is formed; `source` is the number of that tensor.
 struct Segment {
   std::size_t source = 0;
   Box box;
 };
 
-/// The rows of a rank's local tensor: consecutive segments, then padding.
+/// The rows of a rank's local tensor: the segments one after another, then padding.
 struct LocalRows {
-  std::vector<Segment> segments;  ///< No segment is empty.
+  std::vector<Segment> segments;  ///< The segments, in order; none is empty.
+  /// Number of rows, padding included.
   std::uint64_t rows = 0;
-  /// Shape of a row: the extents of all dimensions but the first.
+  /// Shape of one row: the extents of all dimensions of the tensors but the first.
   Shape row_shape;
   std::uint64_t row_elements = 1;
 };
 
-/// Throws Error{kUsage} for a cut that needs another number of tensors or other fields, or that names unknown axes.
+/// Throws Error{kUsage} for a cut that is not for `tensors` tensors, that has fields of another kind of cut, or that
+/// names unknown axes.
 void check_cut(const Cut& cut, std::size_t tensors, const MeshMap& mesh);
 
-/// Returns the rows of `rank` by the cut. Throws Error{kUsage} for shapes that do not fit the cut or each other.
+/// Returns the rows that `rank` gets by the cut of tensors with these shapes. Throws Error{kUsage} for shapes that do
+/// not fit the cut or each other.
 LocalRows cut_rows(const Cut& cut, std::span<const Shape> shapes, const MeshMap& mesh, std::size_t rank);
 
-/// The state that a LayoutBuilder has collected.
+/// What has been declared to a LayoutBuilder so far.
 struct BuilderState {
   BuilderState(const std::vector<Mesh>& meshes, std::size_t max);
 
-  /// Returns the index of the tensor with this name. Throws Error{kUsage} for an unknown name.
+  /// Returns the index in `specs` of the tensor with this name. Throws Error{kUsage} for an unknown name.
   std::uint32_t find(std::string_view name) const;
-  /// Returns the dtype of the tensors that form one local tensor. Throws Error{kUsage} if they have different dtypes.
+  /// Returns the dtype that all tensors with these indices have. Throws Error{kUsage} if they have different dtypes,
+  /// since they cannot form one local tensor then.
   DType common_dtype(const std::vector<std::uint32_t>& tensors) const;
-  /// Adds a local tensor that consists of `places` times `rows`. Returns its index.
+  /// Adds to `rank` a local tensor that consists of `rows`, `places` times one after another. Returns its index in the
+  /// rank.
   std::uint32_t add_local(RankLayout& rank, std::string name, DType dtype, const LocalRows& rows, std::uint64_t places);
   void add_shard(RankLayout& rank, Shard shard);
 
@@ -96,7 +103,8 @@ struct LayoutBuilder::State : BuilderState {
   using BuilderState::BuilderState;
 };
 
-/// Returns the strides, in elements, of the last dimensions of a local tensor: [rows, row_shape...].
+/// Returns the strides, in elements, of the last `dims` dimensions of a local tensor whose shape is [rows,
+/// row_shape...].
 std::vector<std::int64_t> row_strides(const LocalRows& rows, std::size_t dims);
 
 }  // namespace sparsecast

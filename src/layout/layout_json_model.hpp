@@ -14,18 +14,20 @@
 
 namespace sparsecast {
 
-/// Values of the variables of a name.
+/// A value for each of the variables in a name: pairs of variable and value.
 using Assignment = std::vector<std::pair<std::string, std::uint32_t>>;
-/// The values that each variable takes, ascending.
+/// By variable: the values that it takes, ascending.
 using Values = std::map<std::string, std::vector<std::uint32_t>>;
 
-/// Calls `call` for every assignment of these variables; the last variable changes fastest.
+/// Calls call(assignment) for every combination of the values that these variables take; the last variable changes
+/// fastest.
 void for_each_assignment(const std::vector<std::string>& variables, const Values& values,
                          const std::function<void(const Assignment&)>& call);
-/// Returns the name with these variables replaced.
+/// Returns the name pattern with its variables replaced by the values in `assignment`.
 std::string assigned(const std::string& pattern, const Assignment& assignment);
 
-/// Reads "0-3,7" or an array of numbers. Each must be below `limit`, and there may be at most `limit`.
+/// Returns the numbers at `place`, which is a string such as "0-3,7" or an array of numbers. Each must be below
+/// `limit`, and there may be at most `limit`; throws Error{kCorrupt} otherwise.
 std::vector<std::uint32_t> read_indices(const JsonPlace& place, std::uint64_t limit);
 
 /// The declarations of the model in a rule-based layout file (docs/layout-format.md): named sizes, named repeats, and
@@ -35,28 +37,30 @@ std::vector<std::uint32_t> read_indices(const JsonPlace& place, std::uint64_t li
 class LayoutModel {
  public:
   struct ModelTensor {
-    std::string name;  ///< Name pattern with its variables.
+    std::string name;  ///< Name pattern, with its variables in braces.
     std::vector<std::string> variables;
     Values values;
     DType dtype = DType::kBF16;
     std::vector<std::uint64_t> shape;
   };
   struct Repeat {
+    /// Number of values that the file declares.
     std::uint32_t declared = 0;
-    std::vector<std::uint32_t> kept;  ///< Values that are kept: all, unless the repeat is scaled down.
+    std::vector<std::uint32_t> kept;  ///< Values of the variable that are kept: all, unless the repeat is scaled down.
   };
 
   LayoutModel(const JsonPlace& root, std::uint64_t scale_down);
 
   const std::vector<ModelTensor>& tensors() const noexcept { return tensors_; }
-  /// Returns the index of the tensor declared with this name. Throws with `place` if there is none.
+  /// Returns the index in tensors() of the tensor declared with this name pattern. Throws an error at `place` if there
+  /// is none.
   std::size_t find(const std::string& name, const JsonPlace& place) const;
-  /// Returns the repeat with this name. Throws with `place` if there is none.
+  /// Returns the repeat with this name. Throws an error at `place` if there is none.
   const Repeat& repeat(const std::string& name, const JsonPlace& place) const;
-  /// Evaluates a number, or a sum of products of numbers and names of sizes and repeats, such as
-  /// "heads*nope+heads*rope".
+  /// Returns the value of the expression at `place`: a number, or a sum of products of numbers and names of sizes and
+  /// repeats, such as "heads*nope+heads*rope".
   std::uint64_t evaluate(const JsonPlace& place) const;
-  /// Adds every tensor to the builder.
+  /// Adds every tensor of the model, once for each combination of its variables' values, to the builder.
   void declare(LayoutBuilder& builder) const;
 
  private:
@@ -71,10 +75,11 @@ class LayoutModel {
   std::map<std::string, std::size_t, std::less<>> by_name_;
 };
 
-/// Reads the rule-based form of docs/layout-format.md (layout_json_rules.cpp). Errors have the place as their context.
+/// Returns the layout that the file with root `root` describes in the rule-based form of docs/layout-format.md
+/// (layout_json_rules.cpp). Errors have the place in the file as their context.
 Layout read_rules_layout(const JsonPlace& root, const LayoutFileOptions& options);
 
-/// Returns the dtype that a string names.
+/// Returns the dtype that the string at `place` names.
 DType read_dtype(const JsonPlace& place);
 
 }  // namespace sparsecast

@@ -8,8 +8,8 @@
 
 namespace sparsecast {
 
-/// Returns the local tensors of a rank of the layout. Throws Error{kUsage} unless the rank exists and has `given` local
-/// tensors.
+/// Returns the local tensors of rank `rank` of the layout. `given` is the number of tensors that the caller has. Throws
+/// Error{kUsage} unless the rank exists and has that many local tensors.
 const std::vector<LocalTensor>& local_tensors(const Layout& layout, std::size_t rank, std::size_t given);
 
 }  // namespace sparsecast

@@ -13,9 +13,10 @@
 
 namespace sparsecast {
 
-/// The set of elements of a local tensor that a shard covers: all sums of `first` and, for each dimension, its stride
-/// times a factor below its extent. Strides descend. Each is larger than the reach of all smaller strides together, so
-/// no element occurs twice. Adjacent dimensions that form one run are merged, so equal sets have equal views.
+/// The set of elements of a local tensor that a shard covers. Their indices are all sums of `first` and, for each
+/// dimension, of its stride times a number below its extent. Strides descend. Each is larger than the reach of all
+/// smaller strides together, so no element occurs twice. Adjacent dimensions that form one run are merged, so equal
+/// sets have equal views.
 struct MemoryView {
   struct Dim {
     std::uint64_t extent = 1;
@@ -26,20 +27,21 @@ struct MemoryView {
   std::uint64_t last = 0;
   std::array<Dim, kMaxLayoutDims> dims;
   std::size_t rank = 0;
-  std::uint32_t shard = 0;  ///< Shard that the view belongs to.
+  std::uint32_t shard = 0;  ///< Number of the shard that the view belongs to.
 
+  /// Returns whether both views are of the same set of elements.
   bool same_memory(const MemoryView& other) const { return first == other.first && dims == other.dims; }
 };
 
-/// Returns the view of a shard, or nothing for strides that could let two elements share an address, or that no strided
-/// tensor has. The shard's box must not be empty, its strides must not be negative, and its addresses must be below
-/// 2^47.
+/// Returns the view of a shard. Returns nullopt for strides that could let two elements share an address, or that no
+/// strided tensor has. The shard's box must not be empty, its strides must not be negative, and its addresses must be
+/// below 2^47.
 std::optional<MemoryView> memory_view(const Shard& shard);
 
-/// The number of steps that the search for overlaps may still take. The search throws Error{kUsage} when they are used
-/// up. Views of real tensors need a few steps each.
+/// The number of steps that find_overlap() may still take. Views of real tensors need a few steps each.
 struct OverlapBudget {
   std::uint64_t steps = std::uint64_t{1} << 27;
+  /// Takes one step off. Throws Error{kUsage} when there is none left.
   void spend();
 };
 

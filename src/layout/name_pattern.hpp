@@ -20,13 +20,14 @@ namespace sparsecast {
 /// A name with variables in braces: "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight".
 class NamePattern {
  public:
-  /// Throws Error{kUsage} for an unbalanced brace or empty braces.
+  /// `text` is the name with its variables in braces. Throws Error{kUsage} for an unbalanced brace or empty braces.
   explicit NamePattern(std::string_view text);
 
+  /// Returns whether the name has this variable.
   bool uses(std::string_view variable) const;
-  /// Returns the name with one variable replaced. Other variables stay in their braces.
+  /// Returns the name with `variable` replaced by `value`. Other variables stay in it, in their braces.
   std::string with(std::string_view variable, std::uint32_t value) const;
-  /// Returns every variable once, in the order of the text.
+  /// Returns every variable of the name once, in the order in which they first occur.
   std::vector<std::string> variables() const;
 
  private:
@@ -80,8 +81,8 @@ inline std::vector<std::string> NamePattern::variables() const {
   return names;
 }
 
-/// Returns whether `text` matches: '*' stands for any characters, '?' for one. Takes time up to the product of the
-/// lengths.
+/// Returns whether the whole `text` matches `pattern`, in which '*' stands for any number of any characters, and '?'
+/// for one character. Takes time up to the product of the lengths.
 inline bool matches_wildcard(std::string_view pattern, std::string_view text) {
   std::size_t p = 0;
   std::size_t t = 0;

@@ -11,17 +11,18 @@ namespace sparsecast {
 /// destructor removes a directory that was not published.
 class DirectoryOutput {
  public:
-  /// Creates the parent if it is missing. Throws Error{kUsage} if `path`, or the remains of an interrupted attempt,
-  /// exist.
+  /// Creates the directory PATH.partial, and its parent if that is missing. Throws Error{kUsage} if `path` exists, or
+  /// what an interrupted attempt has left.
   DirectoryOutput(FileSystem& fs, std::string path);
   ~DirectoryOutput();
   DirectoryOutput(const DirectoryOutput&) = delete;
   DirectoryOutput& operator=(const DirectoryOutput&) = delete;
 
-  /// Returns the path at which to write a file of this name.
+  /// Returns the path at which the caller must write the file with this name.
   std::string path(const std::string& name) const { return staging_ + "/" + name; }
+  /// Writes a file with this name and content.
   void write_text(const std::string& name, const std::string& text);
-  /// Makes the finished directory appear atomically and durably. Returns the final path.
+  /// Renames the finished directory to its final path, atomically and durably. Returns that path.
   std::string publish();
 
  private:
@@ -31,7 +32,7 @@ class DirectoryOutput {
   bool published_ = false;
 };
 
-/// Creates `path` and its parent if they are missing.
+/// Creates the directory `path`, and its parent, if they are missing.
 void make_output_directory(FileSystem& fs, const std::string& path);
 
 /// Throws Error{kUsage} if `path` exists.

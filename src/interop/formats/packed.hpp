@@ -22,20 +22,24 @@ namespace sparsecast::packed {
 
 inline constexpr const char* kDoneName = "DONE";
 
-/// Returns whether a directory entry is a file of this format.
+/// Returns whether `name`, that of a file in a version directory, is the name of a file of this format.
 bool is_flush_name(const std::string& name);
 
-/// Reads the changes of a version directory into `out`. Throws Error; Error{kIncomplete} if DONE is missing.
+/// Reads all files of a version directory and adds their changes to `out`. `base` is the checkpoint that they change.
+/// Throws Error; Error{kIncomplete} if DONE is missing.
 void read_directory(FileSystem& fs, const std::string& directory, const Checkpoint& base, PatchStore& out);
 
-/// Passes the changes of one file to `sink`. `bytes` is the file's content; errors name `name`.
+/// Calls `sink` with the changes of one file, as patches of tensors of `table`. `bytes` is the content of the file;
+/// errors name `name`.
 void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& table, const PatchSink& sink);
 
-/// Writes a version directory below `parent` and returns its path.
+/// Writes the changes `patches` of the version in `header` as a version directory below `parent`. Returns the path of
+/// the directory.
 std::string write_directory(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                             const TensorTable& table, const std::string& parent, const ForeignWriteOptions& options);
 
-/// Writes a version as verl's files and returns their paths.
+/// Writes the changes `patches` of the version in `header` as verl's files in `directory`. Returns the paths of the
+/// files.
 std::vector<std::string> write_verl(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                                     const TensorTable& table, const std::string& directory,
                                     const ForeignWriteOptions& options);

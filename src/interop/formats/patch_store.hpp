@@ -13,8 +13,8 @@
 
 namespace sparsecast {
 
-/// A directory for the intermediate files of one conversion. It is created when the first file is requested; the
-/// destructor removes it with all its files. Its name is `beside` + ".work." + a unique suffix.
+/// A directory for the intermediate files of one conversion, with the path `beside` + ".work." + a unique suffix. It is
+/// created when the first file is requested; the destructor removes it with all its files.
 class WorkDirectory {
  public:
   WorkDirectory(FileSystem& fs, std::string beside) : fs_(fs), beside_(std::move(beside)) {}
@@ -23,17 +23,19 @@ class WorkDirectory {
   WorkDirectory& operator=(const WorkDirectory&) = delete;
 
   FileSystem& fs() const noexcept { return fs_; }
-  /// Returns a path in the directory that no earlier call has returned and that does not exist yet.
+  /// Returns a path in the directory for a new file, which no earlier call has returned and at which no file exists.
+  /// Its name is derived from `name`.
   std::string path(const std::string& name);
 
  private:
   FileSystem& fs_;
   std::string beside_;
-  std::string path_;  ///< Empty until the directory is needed.
+  std::string path_;  ///< Path of the directory; empty until it is created.
   std::uint64_t names_ = 0;
 };
 
-/// Bytes that are written once, in order, and then read. A small amount is kept in memory, more in a scratch file.
+/// A sequence of bytes that is first written, in order, and then read at any place. A small amount is kept in memory,
+/// more in a scratch file.
 class Spool {
  public:
   static constexpr std::size_t kMemoryBytes = std::size_t{64} << 20;
@@ -41,10 +43,11 @@ class Spool {
   explicit Spool(WorkDirectory& scratch, std::size_t memory_bytes = kMemoryBytes)
       : scratch_(&scratch), memory_bytes_(memory_bytes) {}
 
-  /// Appends the bytes and returns the offset at which they begin.
+  /// Appends the bytes. Returns the offset in the spool at which they begin.
   std::uint64_t append(ConstBytes bytes);
   std::uint64_t size() const noexcept { return in_file_ + memory_.size(); }
-  /// Reads bytes that were appended. May run concurrently, but not with append().
+  /// Fills `room` with the bytes from offset `begin` on, which must have been appended. May run concurrently with other
+  /// reads, but not with append().
   void read(std::uint64_t begin, MutableBytes room) const;
 
  private:
@@ -62,28 +65,30 @@ class Spool {
 /// The caller must have checked that `count` and the sizes of the spans agree.
 void check_patch(const TensorTable& table, const TensorPatch& patch);
 
-/// Patches of one version, at most one for each tensor, collected until all have arrived. add() checks each patch
-/// against the table.
+/// Collects the patches of one version, at most one per tensor, until all have arrived.
 class PatchStore {
  public:
-  /// Requires `table` and `scratch` to outlive the store.
+  /// Makes a store for patches of tensors of `table`, which keeps large patches in files of `scratch`. Both must
+  /// outlive the store.
   PatchStore(const TensorTable& table, WorkDirectory& scratch) : table_(table), spool_(scratch) {}
 
   /// Copies the patch; ignores a patch without elements. Throws Error{kCorrupt} if its indices do not increase or
   /// exceed the tensor, or if the tensor already has a patch.
   void add(const TensorPatch& patch);
+  /// Returns a function that calls add(). The store must outlive it.
   PatchSink sink() {
     return [this](const TensorPatch& patch) { add(patch); };
   }
   /// Returns the patches in the order of the table. The store must outlive them, and no patch may be added while they
   /// are in use.
   TensorPatches patches() const;
+  /// Returns the number of elements in all patches.
   std::uint64_t changed() const noexcept { return changed_; }
 
  private:
   struct Stored {
     TensorPatches::Head head;
-    std::uint64_t indices = 0;  ///< Offset of the indices in the spool.
+    std::uint64_t indices = 0;  ///< Offset in the spool at which the indices begin; `values` is that of the values.
     std::uint64_t values = 0;
   };
 

@@ -28,45 +28,49 @@
 
 namespace sparsecast::slime {
 
-/// Receives equally long windows of a tensor: its bytes before and after a patch.
+/// Function that receives one window of a tensor: its bytes before a patch, and as many bytes after it.
 using WindowSink = std::function<void(ConstBytes before, ConstBytes after)>;
 
-/// Walks over the whole tensor of `base` in windows of at most 1 MiB, and releases the memory of windows that it has
-/// passed.
+/// Calls `sink` with the whole tensor of `base` that `patch` changes, in windows of at most 1 MiB, and releases the
+/// memory of windows that it has passed.
 void for_each_window(const Checkpoint& base, const TensorPatch& patch, const WindowSink& sink);
 
 inline constexpr const char* kIndexName = "model.safetensors.index.json";
 
-/// Content of a version directory's index file.
+/// Content of the index file of a version directory.
 struct Index {
+  /// True if the directory holds a delta, false if it holds a full checkpoint.
   bool delta = false;
   std::optional<std::uint64_t> version;
   std::optional<std::uint64_t> base_version;
   std::string encoding;
   std::string checksum;
-  std::vector<std::string> tensors;  ///< Names of the tensors in the files by the index, sorted.
+  std::vector<std::string> tensors;  ///< Names of the tensors that the index lists, sorted.
 };
 
-/// Parses the text of an index file. Throws Error{kCorrupt | kUnsupported} without context.
+/// Returns what the text of an index file says. Throws Error{kCorrupt | kUnsupported} without context.
 Index parse_index(const std::string& text);
-/// Reads the index of a directory. A directory without an index file is a full checkpoint. The context of errors names
-/// it.
+/// Returns what the index file of a directory says; for a directory without one, the Index of a full checkpoint. The
+/// context of errors names the directory.
 Index read_index(FileSystem& fs, const std::string& directory);
 
-/// Reads the changes of a delta directory into `out`. Verifies the checksum of each tensor.
+/// Reads the files of a delta directory and adds their changes to `out`. `base` is the checkpoint that they change.
+/// Verifies the checksum of each tensor.
 void read_delta(FileSystem& fs, const std::string& directory, const Checkpoint& base, PatchStore& out);
 
-/// Decodes the change in one frame of a tensor, without checking its checksum. Throws Error{kCorrupt} without context.
+/// Calls `sink` with the change of tensor number `tensor` that one zstd frame holds in the encoding "xor" or
+/// "overwrite". Does not verify its checksum. Throws Error{kCorrupt} without context.
 void decode_tensor(ConstBytes frame, const std::string& encoding, std::size_t tensor, const Checkpoint& base,
                    const PatchSink& sink);
 
-/// Writes a version directory below `parent` and returns its path.
+/// Writes the changes `patches` of the version in `header` as a version directory below `parent`. `base` is the
+/// checkpoint that they change. Returns the path of the directory.
 std::string write_delta(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches, const Checkpoint& base,
                         const std::string& parent, const ForeignWriteOptions& options, WorkDirectory& scratch);
 
-/// Returns "weight_v000012" for version 12.
+/// Returns the name of the directory of a version: "weight_v000012" for version 12.
 std::string version_name(std::uint64_t version);
-/// Returns the version of a name that version_name() has made, or nothing for other names.
+/// Returns the version for which version_name() returns `name`, or nullopt for other names.
 std::optional<std::uint64_t> version_of_name(const std::string& name);
 
 }  // namespace sparsecast::slime

@@ -12,15 +12,17 @@
 
 namespace sparsecast {
 
-/// A checksum of a tensor's bytes by its name in other systems: "xxh3-128" or "adler32".
+/// Computes the checksum of a tensor's bytes with an algorithm of other systems.
 class TensorChecksum {
  public:
-  /// Throws Error{kUnsupported} for other names, "blake3" among them: no library of this build computes it.
+  /// `algorithm` is "xxh3-128" or "adler32". Throws Error{kUnsupported} for other names, "blake3" among them: no
+  /// library of this build computes it.
   explicit TensorChecksum(std::string_view algorithm);
   ~TensorChecksum();
 
+  /// Appends `bytes` to those of which the checksum is computed.
   void update(ConstBytes bytes);
-  /// Returns the checksum in lower-case hexadecimal: 32 digits, or 8 for adler32.
+  /// Returns the checksum of all bytes so far in lower-case hexadecimal: 32 digits for xxh3-128, 8 for adler32.
   std::string hex() const;
 
  private:
@@ -28,18 +30,18 @@ class TensorChecksum {
   std::unique_ptr<State> state_;
 };
 
-/// Returns PyTorch's name of the dtype without "torch.": "bfloat16", "float8_e4m3fn", ...
+/// Returns the name of the dtype in PyTorch, without "torch.": "bfloat16", "float8_e4m3fn", ...
 std::string_view torch_name(DType dtype) noexcept;
-/// Returns the dtype that PyTorch calls `name`, or nothing for a name that sparsecast does not carry.
+/// Returns the dtype whose name in PyTorch is `name`, or nullopt for a name that sparsecast does not carry.
 std::optional<DType> dtype_from_torch_name(std::string_view name) noexcept;
 
-/// Returns torch.hash_tensor(tensor, mode=0): the exclusive or of all elements, floating ones as the bits of the
-/// float64 of the same value, others as the bits of the int64. Returns 0 for no elements. Throws Error{kUnsupported}
-/// for the 8-bit floating dtypes, which PyTorch refuses too.
+/// Returns what torch.hash_tensor(tensor, mode=0) returns for a tensor with these bits: the exclusive or of all
+/// elements. Floating elements count as the bits of the float64 of the same value, others as the bits of the int64.
+/// Returns 0 for no elements. Throws Error{kUnsupported} for the 8-bit floating dtypes, which PyTorch refuses too.
 std::uint64_t torch_hash(DType dtype, ConstBytes bits);
 
-/// Returns hash(positions) ^ (hash(values) << 1) as an integer of any size, in decimal: the checksum that senders of
-/// packed flushes promise.
+/// Returns the checksum that senders of packed flushes write: hash(positions) ^ (hash(values) << 1) as an integer of
+/// any size, in decimal, where hash is torch_hash().
 std::string packed_checksum(ConstBytes positions, DType dtype, ConstBytes values);
 
 }  // namespace sparsecast

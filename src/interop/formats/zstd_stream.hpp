@@ -16,12 +16,12 @@ class ZstdReader {
   explicit ZstdReader(ConstBytes frame);
   ~ZstdReader();
 
-  /// Fills `window` and returns the number of bytes read; fewer than its size mean the end of the content. Throws
-  /// Error{kCorrupt}.
+  /// Fills `window` with the next bytes of the content, and returns their number; fewer than the size of `window` mean
+  /// the end of the content. Throws Error{kCorrupt}.
   std::size_t read(std::span<std::byte> window);
-  /// Reads exactly `window.size()` bytes. Throws Error{kCorrupt} if the frame holds fewer.
+  /// Fills the whole `window` with the next bytes of the content. Throws Error{kCorrupt} if there are fewer.
   void read_exact(std::span<std::byte> window);
-  /// Throws Error{kCorrupt} unless the frame is complete, holds nothing more, and nothing follows it.
+  /// Throws Error{kCorrupt} unless all content has been read, the frame is complete, and nothing follows it.
   void require_end();
 
  private:
@@ -29,17 +29,19 @@ class ZstdReader {
   std::unique_ptr<State> state_;
 };
 
-/// Encodes zstd frames one after another, each from windows, with the content size in the frame header. Holds at most
-/// 32 MiB of content and as much output in buffers, which it reuses for the next frame.
+/// Encodes zstd frames one after another, each from windows of its content, with the content size in the frame header.
+/// Holds at most 32 MiB of content and as much output in buffers, which it reuses for the next frame.
 class ZstdWriter {
  public:
-  /// Creates a writer that passes the compressed bytes to `sink`, piece by piece.
+  /// Makes a writer that compresses with `level` and calls sink(bytes) with the compressed bytes, piece by piece.
   ZstdWriter(int level, std::function<void(ConstBytes)> sink);
   ~ZstdWriter();
 
+  /// Begins a frame whose content has `content_bytes` bytes.
   void begin(std::uint64_t content_bytes);
+  /// Appends bytes to the content of the frame.
   void append(ConstBytes window);
-  /// Ends the frame. Throws Error{kUsage} unless exactly the announced bytes were appended.
+  /// Ends the frame. Throws Error{kUsage} unless exactly as many bytes were appended as begin() has announced.
   void finish();
 
  private:
