@@ -21,13 +21,14 @@ enum ExitCode : int {
   kExitDistrusted = 6,
 };
 
-/// Files, output streams and terminal of a command.
+/// What a command works with: files, output streams, and what is known of the terminal.
 struct Console {
   FileSystem& fs;
   std::ostream& out;
   std::ostream& err;
-  bool terminal = false;  ///< `err` is a terminal: progress may be drawn there.
-  bool unicode = false;   ///< `out` is a terminal whose locale is UTF-8: pictures may use more than ASCII.
+  bool terminal = false;  ///< True if `err` is a terminal, so that progress may be drawn there.
+  /// True if `out` is a terminal whose locale is UTF-8, so that pictures may use more than ASCII.
+  bool unicode = false;
 };
 
 /// Returns the exit code of a command that fails with this error.

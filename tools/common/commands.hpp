@@ -8,9 +8,10 @@
 
 namespace sparsecast::tools {
 
-/// Runs a command with its parsed options and returns the exit code.
+/// Function that runs a command with its parsed options, and returns the exit code.
 using Command = std::function<int()>;
 
+/// A command that was added to the program's parser, which owns `parser`.
 struct AddedCommand {
   Parser* parser;
   Command run;
@@ -26,6 +27,6 @@ AddedCommand add_compare(Parser& app, Console& console);
 AddedCommand add_doctor(Parser& app, Console& console);
 AddedCommand add_convert(Parser& app, Console& console);
 AddedCommand add_plan(Parser& app, Console& console);
-AddedCommand add_log(Parser& app, Console& console);  ///< In builds with SPARSECAST_WITH_LOG.
+AddedCommand add_log(Parser& app, Console& console);  ///< Only in builds with SPARSECAST_WITH_LOG.
 
 }  // namespace sparsecast::tools

@@ -13,7 +13,7 @@ namespace sparsecast::tools {
 /// `sparsecast control` is sparsecast-control. No other name is ever searched for.
 bool is_external_command(const std::string& name);
 
-/// Lists the commands of the Python package in the help of `app`.
+/// Names the commands of the Python package in the help of `app`.
 void add_external_commands(Parser& app);
 
 /// Replaces this process by the program of `arguments[0]`, found on PATH, with the remaining arguments unchanged: exit

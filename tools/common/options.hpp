@@ -17,14 +17,14 @@ struct EncodeFlags {
   std::string positions = "auto";
   std::string values = "ulp";
   std::string objective = "size";
-  std::uint32_t block_changes = 0;  ///< 0: as the objective has it.
+  std::uint32_t block_changes = 0;  ///< Changes per block; 0 for those of the objective.
   int zstd_level = 0;
   int threads = 0;
   std::uint32_t frame_mb = 16;
   std::string output;
 
   void add_to(Parser& parser, bool with_values);
-  /// Adds all options but the output.
+  /// Adds all options but --output to a command; `with_values` says whether the value codec can be chosen.
   void add_codec_to(Parser& parser, bool with_values);
   EncodeOptions options() const;
 };
@@ -34,8 +34,9 @@ struct DTypeFlags {
   std::vector<std::string> dtypes;
 
   void add_to(Parser& parser);
-  /// Declares the pairs in a checkpoint. Throws Error{kUsage} for an option that is not PATTERN=I4X2 or PATTERN=F4X2,
-  /// for a pattern that no tensor has, and for a tensor that cannot hold pairs.
+  /// Makes the tensors that the options name pairs of 4-bit numbers in `checkpoint`. Throws Error{kUsage} for an option
+  /// that is not PATTERN=I4X2 or PATTERN=F4X2, for a pattern that no tensor has, and for a tensor that cannot hold
+  /// pairs.
   void declare(Checkpoint& checkpoint) const;
 };
 

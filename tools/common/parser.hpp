@@ -21,14 +21,15 @@ namespace sparsecast::tools {
 /// A condition on the text of an option's argument. A text that fails it is a usage error that names the option.
 class Condition {
  public:
-  /// Numbers in [low, high].
+  /// Accepts integers in [low, high].
   static Condition range(int low, int high);
+  /// Accepts numbers in [low, high].
   static Condition range(double low, double high);
-  /// Numbers above 0.
+  /// Accepts numbers above 0.
   static Condition positive();
-  /// Numbers from 0 up.
+  /// Accepts numbers from 0 up.
   static Condition non_negative();
-  /// One of these texts.
+  /// Accepts the texts in `members`.
   static Condition one_of(std::vector<std::string> members);
 
  private:
@@ -46,18 +47,19 @@ class Option {
  public:
   explicit Option(CLI::Option* option) : option_(option) {}
 
-  /// Makes the option mandatory.
+  /// Makes a command line without this option an error.
   Option* required();
-  /// Names its argument in the help text.
+  /// Sets the name that the help shows for the argument of the option.
   Option* type_name(const std::string& name);
-  /// Shows the value that its variable has now as the default.
+  /// Makes the help show, as the default, the value that the option's variable has now.
   Option* capture_default_str();
-  /// Refuses arguments that fail the condition, or for which the function returns a sentence instead of "".
+  /// Makes an argument that fails `condition` a usage error.
   Option* check(const Condition& condition);
+  /// Makes an argument a usage error if condition(argument) returns a sentence, which is then printed, instead of "".
   Option* check(const std::function<std::string(const std::string&)>& condition);
-  /// Bounds the number of its arguments.
+  /// Sets the least and the largest number of arguments of the option.
   Option* expected(int least, int most);
-  /// Sets whether one occurrence takes several arguments.
+  /// Sets whether several arguments may follow one occurrence of the option.
   Option* allow_extra_args(bool allowed);
 
  private:
@@ -67,25 +69,25 @@ class Option {
 /// The parser of the program or of one command.
 class Parser {
  public:
-  /// The program's parser, which prints `about` at the top of its help.
+  /// Makes the parser of the program `name`, which prints `about` at the top of its help.
   Parser(const std::string& about, const std::string& name);
   ~Parser();
   Parser(const Parser&) = delete;
   Parser& operator=(const Parser&) = delete;
 
-  /// Adds a command. The parser owns what it returns.
+  /// Adds the command `name` and returns its parser, which this parser owns.
   Parser* add_subcommand(const std::string& name, const std::string& help);
   /// Adds an option that sets `value`, which must outlive parsing. `T` is std::string, std::vector<std::string>, int,
   /// std::uint32_t, std::uint64_t, double or std::optional<std::uint64_t>.
   template <class T>
   Option* add_option(const std::string& names, T& value, const std::string& help);
-  /// Adds a flag without an argument; "!--no-x" sets `value` to false.
+  /// Adds an option without an argument that sets `value` to true, or to false if its name is given as "!--no-x".
   Option* add_flag(const std::string& names, bool& value, const std::string& help);
   /// Makes the use of an option under its old name an error that says the new name. The help does not show it.
   void add_renamed(const std::string& old_name, const std::string& new_name);
   /// Prints `text` below the help.
   void footer(const std::string& text);
-  /// Makes a command line with another number of commands an error.
+  /// Makes a command line an error unless it has `count` commands.
   void require_subcommand(int count);
   /// Prints `text` for --version and ends.
   void set_version_flag(const std::string& text);

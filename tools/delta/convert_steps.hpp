@@ -11,21 +11,24 @@
 
 namespace sparsecast::tools {
 
-/// One version: a delta, or files of another system.
+/// One version among the inputs: a delta, or files of another system. A version number is nullopt if the files do not
+/// state it.
 struct ConvertStep {
   std::string path;
-  std::optional<ForeignStep> foreign;  ///< Nullopt if `path` is a delta.
+  std::optional<ForeignStep> foreign;  ///< The files of another system; nullopt if `path` is a delta.
   std::optional<std::uint64_t> base_version;
   std::optional<std::uint64_t> version;
 };
 
-/// Returns all versions at the inputs in the given order, those of a directory in order of number. `from`: "auto",
-/// "scd" or the name of a format family. Throws the errors of find_foreign_steps and DeltaFile::open.
+/// Returns all versions at the paths `inputs`: in the order of the paths, and those of one directory in order of
+/// number. `from` is "auto", "scd" or the name of a format family. Throws the errors of find_foreign_steps and
+/// DeltaFile::open.
 std::vector<ConvertStep> find_convert_steps(FileSystem& fs, const std::vector<std::string>& inputs,
                                             const std::string& from);
 
-/// Sets the two version numbers of every step, starting at `base_version` (or, if empty, where the first step says that
-/// it starts), and drops the steps up to it. Throws Error{kVersionGap} if a step does not follow the version before it.
+/// Returns the steps after `base_version` (or, if that is nullopt, after the version from which the first step says
+/// that it starts), with both version numbers of every step set. Throws Error{kVersionGap} if a step does not follow
+/// the version before it.
 std::vector<ConvertStep> chain_of(std::vector<ConvertStep> steps, std::optional<std::uint64_t> base_version);
 
 }  // namespace sparsecast::tools

@@ -15,10 +15,10 @@ namespace sparsecast::tools {
 enum class CheckResult { kGood, kNote, kFailed };
 
 struct Check {
-  std::string name;  ///< Stable name for scripts: "nccl", "fabric", ...
+  std::string name;  ///< Name of the check for scripts, which does not change between versions: "nccl", "fabric", ...
   CheckResult result = CheckResult::kGood;
   std::string text;
-  std::string cure;  ///< Advice; empty if there is nothing to do.
+  std::string cure;  ///< What to do about the result; empty if there is nothing to do.
 };
 
 struct DoctorFlags {
@@ -40,11 +40,11 @@ struct MachineFacts {
   int device = 0;  ///< CUDA device that this rank would use.
 };
 
-/// Checks libraries, devices, network interfaces, fabric and environment.
+/// Checks libraries, devices, network interfaces, fabric and environment. Returns the results, and sets `facts`.
 std::vector<Check> check_machine(const DoctorFlags& flags, MachineFacts& facts);
-/// Meets the other ranks, compares, and appends to the checks.
+/// Meets the other ranks, compares their facts with `facts`, and appends the results to `checks`.
 void check_group(const DoctorFlags& flags, const MachineFacts& facts, std::vector<Check>& checks);
-/// Compares the facts of all ranks (untrusted JSON, by rank): whether they agree, and whether each rank has a GPU of
+/// Returns checks of whether the facts of all ranks (untrusted JSON, by rank) agree, and whether each rank has a GPU of
 /// its own.
 std::vector<Check> compare_ranks(const std::vector<std::string>& facts);
 

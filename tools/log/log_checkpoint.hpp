@@ -14,7 +14,7 @@
 
 namespace sparsecast::tools {
 
-/// Adds the option --replace of what brings a checkpoint along.
+/// Adds the option --replace to a command that brings a checkpoint along; it sets `replace`.
 void add_replace(Parser& parser, bool& replace);
 
 /// Returns the options of a checkpoint that is patched in place.

@@ -24,16 +24,17 @@ struct LeadFlags {
 /// A writer that may commit: it continues the epoch of the state file, or starts a new one.
 class Leader {
  public:
-  /// Only reads. Uses `state_path` unless the options name a file.
+  /// Makes the writer, without writing to the log or to the state file. The state file is at `state_path` unless
+  /// `flags` name another one. `head` is the newest commit of the log.
   Leader(Console& console, OpenLog& log, const LeadFlags& flags, const std::string& state_path,
          LogWriterOptions options, const LogCommit& head);
 
   /// Returns whether the head was committed by this publisher.
   bool leads() const noexcept { return leads_; }
   const std::string& state_path() const noexcept { return state_path_; }
-  /// Allows the writer to commit. `table` and `digest` are those of the weights of the publisher. Returns the newest
-  /// commit: the head, or the takeover. Throws Error{kFenced} if the head is that of another publisher and no takeover
-  /// was requested.
+  /// Makes the writer ready to commit. `table` and `digest` are those of the publisher's weights. Returns the newest
+  /// commit: the head, or that of the takeover. Throws Error{kFenced} if the head is that of another publisher and no
+  /// takeover was requested.
   LogCommit lead(std::shared_ptr<const TensorTable> table, const StateDigest& digest);
   LogWriter& writer() noexcept { return *writer_; }
 
@@ -48,8 +49,8 @@ class Leader {
   std::unique_ptr<LogWriter> writer_;
 };
 
-/// Reads the tensor table of a log from its newest delta or an anchor, verified by the hash in the commit. `scratch` is
-/// the name of a temporary file.
+/// Returns the tensor table of a log, read from its newest delta or an anchor, and verified by the hash in the commit
+/// `head`. `scratch` is the path of a temporary file.
 TensorTable read_log_table(FileSystem& fs, OpenLog& log, const LogCommit& head, const std::string& scratch);
 
 }  // namespace sparsecast::tools

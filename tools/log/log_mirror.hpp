@@ -32,14 +32,16 @@ class Mirror {
   Mirror(Console& console, ProgressBar& bar, OpenLog& log, const LogFlags& log_flags, const MirrorFlags& flags,
          int threads);
 
-  /// Updates the mirror to the newest version of the log; creates it from an anchor if there is none.
+  /// Updates the mirror to the newest version of the log. If there is no mirror yet, creates it from an anchor.
   void bring_along();
-  /// Writes merged deltas, and an anchor if one is due. A failure is reported on stderr and harms no version.
+  /// Writes merged deltas to the log, and an anchor if one is due. A failure is reported on stderr and kept in
+  /// maintenance_error(); it harms no version.
   void maintain(LogWriter& writer);
 
   std::uint64_t anchor_bytes() const noexcept {
     return anchor_bytes_;
   }  ///< Bytes of the anchor that was written; 0 if none was.
+  /// Returns the number of merged deltas that were written.
   std::uint64_t merged() const noexcept { return merged_; }
   const std::string& maintenance_error() const noexcept { return maintenance_error_; }
 

@@ -21,10 +21,10 @@ namespace sparsecast::tools {
 /// Argument LOG and option --trust.
 struct LogFlags {
   std::string location;
-  std::vector<std::string> trust;  ///< Keys, or files that contain keys.
+  std::vector<std::string> trust;  ///< Public keys, or paths of files that contain them.
 
   void add_to(Parser& parser);
-  /// Returns the trusted keys. Throws Error{kUsage} or {kIo} naming the key or the file.
+  /// Returns the keys of --trust as pinned keys. Throws Error{kUsage} or {kIo} naming the key or the file.
   LogTrust pinned(FileSystem& fs) const;
 };
 
@@ -37,25 +37,25 @@ struct OpenLog {
   OpenLog(FileSystem& fs, const LogFlags& flags) : OpenLog(fs, flags.location, flags.pinned(fs)) {}
   /// Returns the newest commit. Throws Error{kUsage} if there is no log.
   LogCommit head();
-  /// Returns the newest commit, however old; nullopt for an empty log.
+  /// Returns the newest commit, or nullopt for an empty log. Unlike head(), it is no error if there is none.
   std::optional<LogCommit> find_head() { return reader->head(); }
 };
 
 void add_key(Parser& parser, std::string& file);
 void add_label(Parser& parser, std::string& label);
-/// Loads a signing key; null if `file` is empty.
+/// Returns the signing key in `file`, or null if `file` is empty.
 std::shared_ptr<const SigningKey> load_key(FileSystem& fs, const std::string& file);
 
-/// Parses a duration: "90s", "15m", "2h", "7d", or a number of seconds.
+/// Returns the duration that `text` states: "90s", "15m", "2h", "7d", or a number of seconds.
 std::chrono::milliseconds parse_duration(const std::string& text);
 void add_duration(Parser& parser, const std::string& name, std::string& value, const std::string& help);
-/// Returns a rounded duration: "12 s", "3 min", "5.2 h", "3 d".
+/// Returns the duration, rounded, in words: "12 s", "3 min", "5.2 h", "3 d".
 std::string human_duration(std::chrono::milliseconds duration);
 
 const char* to_string(CommitKind kind);
 
-/// A directory for temporary files, removed with its contents on destruction. The next one of the same path removes the
-/// remains of a crash.
+/// A directory for temporary files. The destructor removes it with its contents; what a crash has left, the next object
+/// for the same path removes.
 class TemporaryDirectory {
  public:
   TemporaryDirectory(FileSystem& fs, std::string path);

@@ -11,16 +11,17 @@
 
 namespace sparsecast::tools {
 
-/// Contents of the state file. It is written before the commit that claims its epoch: after a crash between the two it
-/// matches no commit, and nothing is lost. Written after the commit, a publisher could forget an epoch that it has
-/// begun.
+/// What the state file of a publisher holds. It is written before the commit that claims its epoch: after a crash
+/// between the two, it matches no commit, and nothing is lost. If it were written after the commit, a publisher could
+/// forget an epoch that it has begun.
 struct PublisherState {
   StreamId stream;
   Hash128 publisher;
 
   /// Returns the state of a new publisher.
   static PublisherState random(const StreamId& stream);
-  /// Loads the file; nullopt if there is none. Throws Error{kIo} or {kCorrupt} naming the path.
+  /// Returns the state in the file at `path`, or nullopt if there is none. Throws Error{kIo} or {kCorrupt} naming the
+  /// path.
   static std::optional<PublisherState> load(FileSystem& fs, const std::string& path);
   void save(FileSystem& fs, const std::string& path) const;
 

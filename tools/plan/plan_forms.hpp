@@ -29,7 +29,7 @@ nlohmann::ordered_json phases_json(const PhaseTimes& phases);
 std::string density_words(const PlanRequest& request);
 /// Returns the assumed links in words: "50 GB/s between nodes, 400 GB/s in a node, 50 us a transfer".
 std::string link_words(const PlanRequest& request);
-/// Returns what the prediction knows of the ranks' own work in words.
+/// Returns in words what the prediction knows of the ranks' own work, besides the wire.
 std::string ends_words(const PlanRequest& request);
 /// Returns the predicted phases of a sync in words: "detect 2 ms, encode 1.1 ms, ...".
 std::string phase_words(const PhaseTimes& phases);

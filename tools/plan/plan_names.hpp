@@ -11,9 +11,10 @@
 
 namespace sparsecast::tools {
 
-/// Returns ascending ranks as runs: "0-15,32,40-60/4", where /4 means every fourth.
+/// Returns `ranks`, which ascend, as text: "0-15,32,40-60/4", where /4 means every fourth.
 std::string rank_ranges(const std::vector<int>& ranks);
-/// Returns rank_ranges, cut after whole runs if it is longer than `most` characters: "0-3,8-11,... (64)".
+/// Returns what rank_ranges() returns; if that is longer than `most` characters, cut after whole runs and followed by
+/// the number of ranks: "0-3,8-11,... (64)".
 std::string short_rank_ranges(const std::vector<int>& ranks, std::size_t most);
 
 struct TensorPattern {
@@ -22,24 +23,25 @@ struct TensorPattern {
   std::uint64_t bytes = 0;
 };
 
-/// Summarises by a few patterns to which tensors some bytes belong. Numbers between dots become *; patterns that share
-/// four components or more are joined to one that ends in *, and with fewer shared components while there are more than
-/// four patterns.
+/// Says by a few patterns to which tensors some bytes belong. Numbers between dots become *. Patterns that share their
+/// first four components or more are joined to one that ends in *; while there are more than four patterns, patterns
+/// that share fewer components are joined, too.
 class NamePatterns {
  public:
   explicit NamePatterns(const TensorTable& table);
-  /// Returns the patterns, most bytes first. `bytes[t]` is the number of bytes of tensor t; tensors with none are left
-  /// out.
+  /// Returns the patterns of the tensors that have bytes, most bytes first. bytes[t] is the number of bytes of tensor
+  /// t.
   std::vector<TensorPattern> of(const std::vector<std::uint64_t>& bytes) const;
 
  private:
-  std::vector<std::vector<std::string>> patterns_;  ///< Components of each pattern.
-  std::vector<std::uint32_t> pattern_of_;           ///< Pattern of each tensor.
+  std::vector<std::vector<std::string>> patterns_;  ///< The components, between dots, of each pattern.
+  std::vector<std::uint32_t> pattern_of_;           ///< Index in patterns_ of the pattern of each tensor.
 };
 
-/// Returns the patterns in one line: "a.*, b.weight".
+/// Returns the patterns as one line of text: "a.*, b.weight".
 std::string join_patterns(const std::vector<TensorPattern>& patterns);
-/// Returns join_patterns, cut after whole patterns (at least one) if it is longer than `most` bytes: "a.*, +2".
+/// Returns what join_patterns() returns; if that is longer than `most` bytes, cut after whole patterns (at least one)
+/// and followed by the number of patterns left out: "a.*, +2".
 std::string short_patterns(const std::vector<TensorPattern>& patterns, std::size_t most);
 
 }  // namespace sparsecast::tools

@@ -15,14 +15,15 @@ namespace sparsecast::tools {
 /// A transfer of all weights, as somebody has published it.
 struct PublishedTransfer {
   const char* model;
-  const char* trainer;  ///< Layout file, without its folder.
-  const char* engine;   ///< Layout file, without its folder.
+  const char* trainer;  ///< Name of the trainer's layout file, without its folder.
+  const char* engine;   ///< Name of the engine's layout file, without its folder.
   std::size_t engines;
-  double bytes_per_byte;  ///< Bytes on the wire for a byte of bf16.
-  double least_seconds;   ///< The published time, or the range of it.
+  double bytes_per_byte;  ///< Bytes on the wire per byte of bf16 weights.
+  /// The published time in seconds, or the lower end of its range; most_seconds is the upper end.
+  double least_seconds;
   double most_seconds;
-  const char* source;   ///< Address of the publication.
-  const char* assumed;  ///< What it does not say, and is assumed here.
+  const char* source;   ///< Address (URL) of the publication.
+  const char* assumed;  ///< What the publication does not say, so that it is assumed here.
 
   double middle() const { return (least_seconds + most_seconds) / 2; }
 };
@@ -39,20 +40,21 @@ struct PublishedRow {
   const PublishedTransfer* published = nullptr;
   std::size_t senders = 0;    ///< Number of the trainer's ranks.
   std::size_t receivers = 0;  ///< Number of the ranks of all engines.
-  double wire_bytes = 0;      ///< Bytes of all routes, each once.
-  double line_seconds = 0;    ///< Predicted for links at their full rate.
-  double seconds = 0;         ///< Predicted for links at the share of it that the first row reaches.
+  double wire_bytes = 0;      ///< Bytes of all routes, each counted once.
+  double line_seconds = 0;    ///< Predicted time in seconds if links reach their full rate.
+  double seconds = 0;         ///< Predicted time in seconds if links reach PublishedStudy::share of their rate.
   std::vector<SparseSync> syncs;
 };
 
 struct PublishedStudy {
   PlanRequest request;  ///< Links and ends that all rows share.
-  double share = 0;     ///< Calibrated: the share of the links' rate at which the first row takes the published time.
+  /// Share of the links' rate, 0 to 1, at which the predicted time of the first row is the published one.
+  double share = 0;
   std::vector<PublishedRow> rows;
 };
 
-/// Plans and predicts the published transfers, by the layout files of a folder, then syncs by the same plans at several
-/// densities. Only links and ends are taken from the request. Throws what reading and planning do.
+/// Plans and predicts the published transfers, with the layout files in the folder `layouts`, then syncs by the same
+/// plans at several densities. Uses only links and ends of `request`. Throws what reading and planning throw.
 PublishedStudy study_published(FileSystem& fs, const std::string& layouts, const PlanRequest& request);
 
 void print_published(const PublishedStudy& study, std::ostream& out);
