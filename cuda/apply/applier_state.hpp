@@ -57,7 +57,8 @@ class DeviceApplier::State {
   void require_staged() const {
     if (!staged_) throw Error(ErrorCode::kUsage, "no delta is staged");
   }
-  /// Throws Error{kCorrupt} if the last apply() that was waited for found an error in a staged frame.
+  /// Throws Error{kCorrupt} if the last apply() that was waited for found an error in a frame that stage() had
+  /// accepted.
   void require_unchanged() const {
     if (changed_since_) throw Error(ErrorCode::kCorrupt, "the frames have changed since they were staged");
   }

@@ -29,33 +29,35 @@ inline constexpr unsigned kDecodeWarps = DecodePolicy::run_warps(sizeof(T));
 
 inline constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
 
-/// Returns whether an earlier pass found an error, so that this pass must not run.
+/// Returns whether an earlier pass has recorded an error in the control, so that this pass must not run. `kWrite` is
+/// true for passes that write weights.
 template <bool kWrite>
 __device__ bool is_refused(const ReceiveControl& control) {
   return control.directory_input_error != kNoInputError || (kWrite && control.block_input_error != kNoInputError);
 }
 
-/// Returns the word where this pass records payload errors. It differs from the words that is_refused() reads
-/// meanwhile.
+/// Returns the address of the word of the control in which this pass records payload errors. is_refused() does not read
+/// that word in the same pass.
 template <bool kWrite>
 __device__ std::uint64_t* error_word(const Received& received) {
   return kWrite ? &received.control->changed_input_error : &received.control->block_input_error;
 }
 
-/// Changes of a block that are written together: their positions, coded words and undo records, and how to apply them.
+/// Consecutive changes of one block that are written together, and how to apply them.
 template <class T>
 struct Changes {
-  const std::uint32_t* positions = nullptr;  ///< Relative to the block, and inside it.
+  const std::uint32_t* positions = nullptr;  ///< Position of each change in the block; all are below the block's span.
+  /// Coded word of each change.
   const T* words = nullptr;
-  T* undo = nullptr;  ///< Receives the replaced bits; null if they are not kept.
+  T* undo = nullptr;  ///< Where the replaced bits of each change are stored; null if they are not kept.
   std::uint32_t count = 0;
   ValueCodec codec = ValueCodec::kUlp;
   bool inverse = false;
 };
 
-/// Writes changes of a tensor. place(position) is the address of a changed element, index(position) its index in the
-/// digest. Each thread loads kInFlight elements at once, because the loads miss every cache and would otherwise wait
-/// for one another.
+/// Writes changes of a tensor and adds the change of its digest to `sum`. place(position) is the address of a changed
+/// element, index(position) its index in the digest. Each thread loads kInFlight elements at once, because the loads
+/// miss every cache and would otherwise wait for one another.
 template <class Threads, std::uint32_t kInFlight, class T, class Place, class Index>
 __device__ void write_changes_at(const Changes<T>& changes, const LiveTensor& tensor, std::uint64_t key_lo,
                                  const Place& place, const Index& index, DigestSum& sum) {
@@ -81,7 +83,9 @@ __device__ void write_changes_at(const Changes<T>& changes, const LiveTensor& te
   }
 }
 
-/// Writes the changes [first, first + entries) of a block, and adds the change of the digest to `sum`.
+/// Writes the changes [first, first + entries) of a block, whose positions and coded words are in `positions` and
+/// `coded`, to the live tensor. Also stores the replaced bits, if they are kept, and adds the change of the digest to
+/// `sum`.
 template <class Threads, std::uint32_t kInFlight, class T>
 __device__ void write_changes(const Received& received, const ReceivedBlock& block, Pass pass,
                               const std::uint32_t* positions, const T* coded, std::uint32_t first,
@@ -125,19 +129,20 @@ inline constexpr bool kDecodedRunsAreResident = kPolicy.decode.run_ctas*(sizeof(
 static_assert(kDecodedRunsAreResident<std::uint8_t> && kDecodedRunsAreResident<std::uint16_t> &&
               kDecodedRunsAreResident<std::uint32_t> && kDecodedRunsAreResident<std::uint64_t>);
 
-/// Sum of the digest changes of the blocks that a warp writes, for one tensor at a time.
+/// A lane's sum of the digest changes of the blocks that its warp writes, for one tensor after another.
 struct RunDigest {
   DigestSum sum;
   std::uint32_t tensor = kNoTensor;
 
-  /// Prepares for a block of tensor `next`; if the tensor changes, passes on the sum of the tensor before.
+  /// Must be called before a block of tensor number `next` is written. If that is another tensor than before, first
+  /// calls pass_on().
   __device__ void enter(const Received& received, std::uint32_t next) {
     if (next == tensor) return;
     pass_on(received);
     sum = {};
     tensor = next;
   }
-  /// Adds the sum to the tensor's digest change in global memory. All lanes must call it.
+  /// Adds the sums of all lanes to the digest change of `tensor` in global memory. All lanes must call it.
   __device__ void pass_on(const Received& received) const {
     if (tensor == kNoTensor) return;
     std::uint64_t* const words = received.digest_changes + 2 * std::uint64_t{tensor};
@@ -145,7 +150,7 @@ struct RunDigest {
   }
 };
 
-/// Stores the decoded changes of a block as its entries.
+/// Stores the decoded changes of a block in `run` as the block's entries in global memory.
 template <class T>
 __device__ void keep_entries(const Received& received, const ReceivedBlock& block, const RunDecoded<T>& run) {
   std::uint32_t* const positions = in_global(received.entry_positions + block.first_change);
@@ -188,7 +193,8 @@ __global__ void __launch_bounds__(32 * kDecodeWarps<T>, kPolicy.decode.run_ctas)
   if constexpr (kWrite) digest.pass_on(received);
 }
 
-/// Writes the changes of the blocks that have entries, from these entries; otherwise works like decode_runs<T, true>.
+/// Writes the changes of the blocks that have entries to the live tensors; it takes them from the entries. In all else
+/// it works as decode_runs<T, true>.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kPolicy.decode.write_ctas) write_entries(Received received, Pass pass) {
   if (WarpThreads::any(is_refused<true>(*received.control))) return;
@@ -211,8 +217,9 @@ struct ApplyShared {
     DecodeShared<T> decode;
     CtaDigest::TempStorage digest;
   };
-  DigestSum sums[kThreads];  ///< One for each thread. In registers, the sums would compete with decoding.
-  std::uint32_t summed;      ///< Index of the tensor whose digest change is being summed, or kNoTensor.
+  /// Sum of digest changes of each thread. In registers, the sums would compete with decoding.
+  DigestSum sums[kThreads];
+  std::uint32_t summed;  ///< Index of the tensor whose digest change is being summed, or kNoTensor.
 };
 
 template <class T, bool kWrite>

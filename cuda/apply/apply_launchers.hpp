@@ -14,7 +14,8 @@ namespace sparsecast::cuda {
 void launch_inspect_frames(const Received& received, std::uint32_t longest, const DeviceStream& device);
 /// Enqueues checking the directories of all frames and storing their blocks in `received.blocks`.
 void launch_read_directories(const Received& received, const DeviceStream& device);
-/// Enqueues decoding, into entries, the blocks with `context` positions whose elements have 2^size bytes.
+/// Enqueues decoding the blocks with `context` positions whose elements have 2^size bytes, and storing their changes as
+/// entries.
 void launch_decode_context(unsigned size, const Received& received, const DeviceStream& device);
 /// Enqueues a pass over the blocks whose elements have 2^size bytes: validates them (Pass::kValidate) or writes their
 /// changes to the live tensors (all other passes).

@@ -30,7 +30,7 @@ struct BitString {
     if (width <= 32) return get(bit, width);
     return get(bit, 32) | std::uint64_t{get(bit + 32, width - 32)} << 32;
   }
-  /// Returns whether the bits from `bit` to the end of its 4-byte unit are zero.
+  /// Returns whether all bits from bit number `bit` to the end of its 32-bit word are zero.
   __device__ bool padded_at(std::uint32_t bit) const { return get(bit, (32 - bit % 32) % 32) == 0; }
 };
 

@@ -10,7 +10,8 @@
 
 namespace sparsecast::cuda {
 
-/// Parameters of the position part. Changes are numbered in stored order: by class, and within a class by position.
+/// Parameters of the position part of a `context` block. Changes are numbered in stored order: by class, and within a
+/// class by position.
 struct ContextHead {
   /// Number of the first change of each class; begin[kMostClasses] is the number of changes.
   std::uint32_t begin[kMostClasses + 1];
@@ -22,10 +23,11 @@ struct ContextHead {
   /// Check sum of the block's old words and positions.
   std::uint32_t check;
   ContextClasses classes;
-  /// For each class that has changes: the sum of the steps (gap + 1) of all changes of the classes before it.
+  /// For each class that has changes: the sum of the steps of all changes of the classes before it. The step of a
+  /// change is its gap plus one.
   std::uint64_t steps_before[kMostClasses];
 
-  /// Returns the class of change `i`.
+  /// Returns the class of change number `i`.
   __device__ std::uint32_t class_of_change(std::uint32_t i) const {
     std::uint32_t c = 0;
     while (i >= begin[c + 1]) ++c;
@@ -33,6 +35,7 @@ struct ContextHead {
   }
 };
 
+/// Decodes the position part of a `context` block to the ranks of its changes.
 class RankDecoder {
  public:
   /// Makes a decoder of the ranks of `count` changes among `span` elements. decode() sets `head`, and records input

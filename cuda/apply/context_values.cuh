@@ -47,7 +47,7 @@ class ContextValueDecoder {
 
  private:
   static constexpr std::uint32_t kWidth = 8 * sizeof(T);
-  static constexpr std::uint32_t kSigns = 2 * 9;  ///< Bit number of the first sign.
+  static constexpr std::uint32_t kSigns = 2 * 9;  ///< Bit number, in the value part, of the first sign.
   static constexpr std::uint32_t kMostZeros = kEscape + kWidth - 2;
 
   __device__ bool is_rice(const PlacedChange& change) const { return change.key < parameters_.rice_keys; }

@@ -10,8 +10,8 @@
 
 namespace sparsecast::cuda {
 
-/// Returns the number of coded words in the block: one for each element with `dense` positions, otherwise one for each
-/// change.
+/// Returns the number of coded words in the block: with `dense` positions, that of its elements, otherwise that of its
+/// changes.
 __device__ inline std::uint32_t coded_words(const ReceivedBlock& block) {
   return Coding::unpack(block.coding).positions == PositionCodec::kDense ? block.span : block.changed;
 }

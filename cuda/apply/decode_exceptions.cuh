@@ -33,11 +33,13 @@ struct ExceptionsShared {
 
 /// Parameters of the exceptions of one block.
 struct ExceptionFormat {
-  std::uint32_t count;      ///< Number of changes of the block.
-  std::uint32_t gap_rice;   ///< Rice parameter of the gaps, `ke` of the block's coding.
-  std::uint32_t high_bits;  ///< Exceptions have fewer bits than this below their highest one bit.
+  std::uint32_t count;     ///< Number of changes of the block.
+  std::uint32_t gap_rice;  ///< Rice parameter of the gaps, `ke` of the block's coding.
+  /// Bound of the number of bits of an exception below its highest one bit, which is less than this.
+  std::uint32_t high_bits;
 };
 
+/// Decodes the exceptions of one block, with all threads of a CTA.
 class ExceptionDecoder {
  public:
   __device__ ExceptionDecoder(const ExceptionFormat& format, const BitString& values, ExceptionsShared& shared,

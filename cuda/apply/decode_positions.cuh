@@ -23,7 +23,7 @@ struct PositionCursor {
   /// Only for packed and bitmap: bit number of the next change's quotient (packed), or of the next element (bitmap).
   std::uint32_t ones_bit;
   std::uint32_t tail_bit;  ///< Only for packed: bit number of the next tail.
-  std::uint32_t next;      ///< Lowest position that the next change may have.
+  std::uint32_t next;      ///< Lowest position in the block that the next change may have.
 };
 
 struct PositionsShared {
@@ -65,6 +65,7 @@ __device__ QuotientsEnd walk_quotients(const BitString& bits, std::uint32_t at, 
   return {at, at + tails};
 }
 
+/// Decodes the positions of one block, with all threads of a CTA.
 class PositionDecoder {
  public:
   /// Makes a decoder of the positions of `count` changes among `span` elements, with the packed Coding `coding`.

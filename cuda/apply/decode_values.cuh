@@ -67,7 +67,7 @@ class ValueDecoder {
     return coding().positions == PositionCodec::kDense || coding().values != ValueCodec::kUlp;
   }
 
-  /// Checks that the value part takes `bits` bits and that nothing follows.
+  /// Records an input error unless the value part ends after `bits` bits, with zeros to the end of the last word.
   __device__ void end_values(std::uint64_t bits) {
     const std::uint64_t words = (bits + 31) / 32;
     if (words != values_.count)

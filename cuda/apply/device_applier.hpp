@@ -21,10 +21,10 @@
 
 namespace sparsecast::cuda {
 
-/// Deltas for which apply() keeps the bits that it replaces, for restore().
+/// For which staged deltas apply() keeps the bits that it replaces, which restore() needs.
 enum class KeepReplaced : std::uint8_t {
   kNone,
-  kRaw,  ///< Deltas with `raw` words, which have no inverse.
+  kRaw,  ///< Only for deltas with `raw` words, which have no inverse.
   kAll,
 };
 
@@ -39,7 +39,8 @@ struct DeviceApplierOptions {
   std::function<void(const char* step)> after_step = nullptr;
 };
 
-/// FRAME records of one stream's delta, in order of sequence.
+/// The FRAME records of the delta of one stream, in order of their sequence numbers. The caller owns all that it refers
+/// to.
 struct StreamFrames {
   /// Number of the stream in the joined tables.
   std::size_t stream = 0;
@@ -54,7 +55,7 @@ struct StreamFrames {
 /// failures of the device.
 class DeviceApplier {
  public:
-  /// `tensors` are the live tensors, parallel to the joined table.
+  /// `tensors` are the live tensors, to which deltas are applied, in the order of the joined table.
   DeviceApplier(JoinedTables tables, const std::vector<TensorRef>& tensors, const DeviceApplierOptions& options = {});
   DeviceApplier(DeviceApplier&&) noexcept;
   ~DeviceApplier();

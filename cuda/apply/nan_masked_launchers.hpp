@@ -14,7 +14,7 @@
 
 namespace sparsecast::cuda {
 
-/// Blocks [begin, end) of a delta.
+/// Range [begin, end) of block numbers, counted over the blocks of all frames.
 struct BlockRange {
   std::uint32_t begin = 0;
   std::uint32_t end = 0;

@@ -30,18 +30,18 @@ enum class InputError : std::uint8_t {
   /// A group names no tensor of its table, is out of order or has no blocks, or the groups' block counts do not add up
   /// to those of the frame.
   kGroup,
-  kExtent,  ///< A block reaches beyond its tensor or section, or has an impossible number of changes.
+  kExtent,  ///< A block reaches beyond its tensor or section, or has no changes or more than it has elements.
   /// The coding of a block is not possible for its dtype and its delta.
   kCoding,
   /// A payload does not lie inside its frame, or does not begin and end at a multiple of 4 bytes.
   kPayloadRange,
   kOrder,    ///< Blocks overlap or are out of order, in a frame or between frames.
-  kChanged,  ///< The changes of the blocks do not add up to those of the frame.
+  kChanged,  ///< The numbers of changes of the blocks do not add up to the frame's number of changes.
   // Errors in a payload.
   /// A position lies outside its block, or positions do not ascend.
   kPosition,
   kOverrun,  ///< A code runs past the payload's end.
-  kLength,   ///< The payload is longer than its codes, or its size is not that of its words.
+  kLength,   ///< A payload does not have the length of its codes or of its words.
   /// Padding bits are not zero.
   kPadding,
   kQuotient,  ///< A unary quotient has more zeros than any gap can have.
@@ -50,9 +50,10 @@ enum class InputError : std::uint8_t {
   /// A difference in ULP does not fit into its element.
   kMagnitude,
   kExceptions,  ///< The number, the Rice parameter or the indices of the exceptions of a block are wrong.
-  kClasses,     ///< The numbers of changes or the parameters of the classes of a `context` block.
-  kRank,        ///< A rank lies outside its block.
-  kBase,        ///< The live tensor is not what the block was encoded against.
+  /// The numbers of changes of the classes of a `context` block, or the parameters of these classes, are wrong.
+  kClasses,
+  kRank,  ///< The rank of a change of a `context` block is outside the block.
+  kBase,  ///< The old words of the live tensor are not those against which the block was encoded.
 };
 
 inline constexpr std::uint64_t kNoInputError = ~std::uint64_t{0};
@@ -89,17 +90,18 @@ struct ReceivedFrame {
   /// The whole record, header included.
   const std::byte* record = nullptr;
   std::uint64_t changed = 0;
-  std::uint64_t first_change = 0;  ///< Number of its first change among the changes of all frames.
+  std::uint64_t first_change = 0;  ///< Number of the frame's first change among the changes of all frames.
   std::uint32_t record_bytes = 0;
   std::uint32_t body_bytes = 0;
   std::uint32_t groups = 0;
   std::uint32_t blocks = 0;
-  std::uint32_t first_block = 0;  ///< Number of its first block among the blocks of all frames.
+  std::uint32_t first_block = 0;  ///< Number of the frame's first block among the blocks of all frames.
   /// Number, in Received::streams, of the stream that the frame belongs to.
   std::uint32_t stream = 0;
 };
 
-/// Header words and sums of a frame, from which the host checks the header and the checksum.
+/// What inspect_frames reads of a frame: its header, its last word, and the sum of the words after the header. The host
+/// checks the header and the checksum from these.
 struct FrameInspection {
   std::uint64_t header[8] = {};
   std::uint64_t last_word = 0;
@@ -110,8 +112,9 @@ struct FrameInspection {
 /// A block whose directory entry has passed all checks.
 struct ReceivedBlock {
   const std::uint32_t* payload = nullptr;
-  std::uint64_t undo = 0;          ///< Offset, in bytes, of the block's replaced bits in the undo record of its frame.
-  std::uint64_t first_change = 0;  ///< Number of its first change, and of its first entry, in all frames.
+  std::uint64_t undo = 0;  ///< Offset, in bytes, of the block's replaced bits in the undo record of its frame.
+  /// Number of the block's first change among the changes of all frames, and number of its first entry.
+  std::uint64_t first_change = 0;
   std::uint32_t payload_words = 0;
   std::uint32_t tensor = 0;
   std::uint32_t first_tile = 0;
@@ -171,7 +174,7 @@ struct Received {
   ReceiveControl* control = nullptr;
   std::uint32_t frame_count = 0;
   std::uint32_t block_count = 0;
-  std::uint32_t entry_word_bytes = 0;  ///< Bytes reserved for an entry's word: the largest element size.
+  std::uint32_t entry_word_bytes = 0;  ///< Bytes reserved for the coded word of one entry: the largest element size.
   std::uint32_t* changes = nullptr;    ///< Scratch of decode_context: a word for each change.
 };
 
@@ -181,8 +184,8 @@ enum class Pass : std::uint8_t {
   kValidate,
   /// Applies the coded words.
   kForward,
-  kInverse,  ///< Applies the inverse of `xor` or `ulp` words.
-  kRestore,  ///< Writes the bits of the undo records back.
+  kInverse,  ///< Undoes the changes, by the inverse of their `xor` or `ulp` words.
+  kRestore,  ///< Writes the bits of the undo records back to the live tensors.
 };
 
 }  // namespace sparsecast::cuda

@@ -35,7 +35,7 @@
 #define SPARSECAST_CALLED_FROM
 #define SPARSECAST_CALLER
 #define SPARSECAST_UNROLL _Pragma("unroll")
-/// Precedes a loop over the entries of a thread (coding_threads.cuh) and unrolls it as `Threads` says.
+/// Stands before a loop over the entries of a thread, and unrolls it Threads::kUnroll times (coding_threads.cuh).
 #define SPARSECAST_UNROLL_FOR(Threads) _Pragma("unroll Threads::kUnroll")
 
 #endif

@@ -71,8 +71,8 @@ class CurrentDeviceGuard {
   bool changed_;
 };
 
-/// Lets this thread work on `device` until the guard is destroyed: makes the device current, and keeps this thread's
-/// calls and captures in other threads from making each other fail.
+/// Lets this thread work on `device` until the guard is destroyed: makes the device current, and sets the stream
+/// capture mode of this thread, so that its calls and captures in other threads do not make each other fail.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device, cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)

@@ -12,7 +12,7 @@
 
 namespace sparsecast::cuda {
 
-/// Returns `stream` together with the properties of the current device that launchers need.
+/// Returns a DeviceStream of `stream`, with the number of multiprocessors and the policy of the current device.
 inline DeviceStream on_current_device(cudaStream_t stream) {
   const int device = current_device();
   const auto attribute = [&](cudaDeviceAttr which) {

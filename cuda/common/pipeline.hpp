@@ -170,7 +170,7 @@ struct SectionSums {
 
 /// A frame of the delta: its place and its size in memory, and the numbers for its header.
 struct FrameEntry {
-  std::uint64_t offset = 0;  ///< Offset of the record in the memory for frames.
+  std::uint64_t offset = 0;  ///< Offset, in bytes, of the frame's record in the memory for frames.
   std::uint64_t changed = 0;
   /// Low word of the sum over the frame's words (docs/wire-format.md §2.3); sum_hi is the high word.
   std::uint64_t sum_lo = 0;
@@ -206,7 +206,7 @@ struct Control {
   /// Bytes of the arena that payloads have taken so far.
   std::uint64_t arena_used = 0;
   std::uint64_t frames_bytes = 0;  ///< Bytes of memory that all frames need.
-  std::uint64_t most_entries = 0;  ///< Largest ChunkCounts::entries of all chunks but the last two.
+  std::uint64_t most_entries = 0;  ///< Largest ChunkCounts::entries over all chunks but the last two.
   /// Counts of the two sets of memory: [0] is used by chunks with even numbers, [1] by chunks with odd numbers.
   ChunkCounts chunks[2] = {};
   std::uint32_t blocks = 0;

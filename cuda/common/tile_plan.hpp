@@ -44,7 +44,7 @@ TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes, bool 
 /// Sets the pointers, the views, the count and the flags of a tile from its tensor. TileEntry::tensor and number must
 /// already be set. Leaves the tile of a tensor that never changes as it is.
 void enter_tile(TileEntry& tile, const TensorEntry& tensor, DetectSource source);
-/// Calls enter_tile() for all tiles of the plan.
+/// Calls enter_tile() for all tiles of the plan, each with its tensor.
 void enter_tiles(TilePlan& plan, DetectSource source);
 
 /// Adds `view` to plan.views and returns its index there, or returns kNoView, and adds nothing, if its elements are

@@ -22,8 +22,8 @@ union ChangeMask {
 /// must be zero. The product has a copy of each of the four bits at bits 28 to 31, and its terms do not overlap.
 __device__ inline std::uint32_t gather_byte_flags(std::uint32_t flags) { return flags * 0x204081U >> 28; }
 
-/// Returns the bits of `chosen` in which a and b differ, in one instruction. Left alone, compilers compute a ^ b once
-/// for all uses, which costs one more instruction for each word.
+/// Returns a word in which those bits of `chosen` are set in which a and b differ. Computes it in one instruction. Left
+/// alone, compilers compute a ^ b once for all uses, which costs one more instruction for each word.
 __device__ inline std::uint32_t different_bits(std::uint32_t a, std::uint32_t b, std::uint32_t chosen) {
 #if defined(__CUDA_ARCH__)
   std::uint32_t bits;

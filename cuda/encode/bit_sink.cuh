@@ -42,6 +42,7 @@ class BitSink {
     }
     put(static_cast<std::uint32_t>(value), width);
   }
+  /// Writes the fields to memory that put() has gathered.
   __device__ void flush() {
     if (gathered_ != 0) atomicOr(word_, static_cast<std::uint32_t>(gathered_));
     gathered_ = 0;

@@ -46,14 +46,14 @@ __device__ ContextEntries<T> context_scratch(const Pipeline& pipeline) {
 
 /// Shared memory of encode_contexts while it collects the changes of a block: first `keys`, then `tiles`.
 union ContextFindings {
-  /// Numbers of changes by key.
+  /// Used first: the numbers of changes of the block by the key of their old word.
   struct {
     KeyCounts all;
     KeyCounts far;  ///< For each key, the number of changes by more than one ULP.
     std::uint32_t first_near;
     std::uint32_t rice_keys;
   } keys;
-  /// Elements of the current tile, and of the tiles before.
+  /// Used then: the classes of the current tile, and the counts of its elements.
   struct {
     ClassCounts counts;
     ClassPlanes planes;

@@ -43,7 +43,7 @@ struct PinnedTensor {
 };
 /// Device memory of one contiguous bf16 tensor and of its fp32 masters, for the fused cast.
 struct CastTensor {
-  const float* d_masters = nullptr;  ///< Null if the tensor never changes.
+  const float* d_masters = nullptr;  ///< The fp32 masters; null if the tensor never changes.
   void* d_bf16 = nullptr;            ///< The bits that receivers hold; the cast of the masters overwrites them.
 };
 /// Device memory of one contiguous tensor, and the mask that says which of its elements are sent.
@@ -78,7 +78,7 @@ struct DeviceEncoderOptions {
   std::function<void(const char* step)> after_step = nullptr;
 };
 
-/// A complete FRAME record in device memory, valid until the next start().
+/// A complete FRAME record in the encoder's device memory, valid until the next start().
 struct DeviceFrame {
   const std::byte* d_record = nullptr;
   std::uint32_t record_bytes = 0;
@@ -89,7 +89,7 @@ struct DeviceFrame {
 /// next multiple of 256 bytes.
 struct DeviceFrames {
   std::vector<DeviceFrame> frames;
-  CommitRecord commit;        ///< COMMIT record without the result digest.
+  CommitRecord commit;        ///< COMMIT record of the delta, but without the result digest.
   StateDigest digest_change;  ///< Change of the state digest; zero if the encoder sends the elements of a mask.
 };
 

@@ -81,7 +81,7 @@ class DeviceEncoder::State {
   bool started_ = false;
   bool steady_ = false;  ///< True if the last delta needed no more memory than there was.
   Graph graph_;
-  std::unique_ptr<Stream> encode_stream_;  ///< Null if detect and encode take turns on one stream.
+  std::unique_ptr<Stream> encode_stream_;  ///< Stream of encode; null if detect and encode take turns on one stream.
   /// Events after detect and after encode of the last chunk of each set of memory.
   std::array<Event, 2> detected_, encoded_;
 

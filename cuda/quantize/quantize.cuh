@@ -22,7 +22,7 @@ struct alignas(sizeof(Word) * kCount) Words {
   Word at[kCount];
 };
 
-/// A quantisation block of a plan: its rows and columns in the shard.
+/// A quantisation block: the ranges of its rows and of its columns in the shard.
 struct QuantizeBlock {
   Span rows;
   Span columns;

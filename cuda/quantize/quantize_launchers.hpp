@@ -9,7 +9,7 @@
 
 namespace sparsecast::cuda {
 
-/// How a kernel goes over a shard.
+/// How the work of a kernel on a shard is divided among threads.
 enum class QuantizePath {
   kElements,  ///< One CTA per block, of any shape; it loads one element at a time.
   /// One CTA per block, of any shape; it loads four elements at a time. Plan, alignment and edges must be multiples of

@@ -23,8 +23,9 @@ class DeviceApi;
 
 namespace sparsecast::capi {
 
-/// Message that each rank sends at the beginning of a step. All ranks decide from the same messages, and a rank that
-/// called another function is detected at once. Plain numbers: the ranks run on machines of one byte order.
+/// Message that each rank sends to all ranks at the beginning of a step. All ranks decide from the same messages, and a
+/// rank that called another function is detected at once. It is sent as it is in memory, because the ranks run on
+/// machines of one byte order.
 struct Notice {
   enum Kind : std::uint32_t { kRegister = 1, kBroadcast = 2, kAnchor = 3 };
   std::uint32_t kind = 0;
@@ -51,7 +52,8 @@ class Communicator {
   static std::shared_ptr<Communicator> over_mpi(const void* communicator, const scConfig_t& config);
 
   Communicator(std::shared_ptr<ControlChannel> control, const scConfig_t& config);
-  /// Uses an NCCL transport that is open already, and the device that it works on.
+  /// Makes a communicator that uses `transport`, an NCCL transport that is open already, and `device`, on which it
+  /// works.
   Communicator(std::shared_ptr<ControlChannel> control, const scConfig_t& config,
                std::unique_ptr<NcclTransport> transport, DeviceApi& device);
 

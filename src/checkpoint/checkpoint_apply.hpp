@@ -24,7 +24,7 @@ struct CheckpointApplyReport {
   std::size_t already_applied = 0;  ///< Number of deltas that the checkpoint contained before. Only for apply_in_place.
   bool recovered = false;     ///< True if an interrupted earlier apply was rolled back first. Only for apply_in_place.
   std::uint64_t version = 0;  ///< Version of the checkpoint afterwards, that of the last delta.
-  std::uint64_t changed = 0;  ///< Number of changed elements in the applied deltas.
+  std::uint64_t changed = 0;  ///< Sum of the numbers of changed elements of the applied deltas.
   StateDigest digest;         ///< Digest of the checkpoint, read back from the files after the last write.
 };
 

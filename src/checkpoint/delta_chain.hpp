@@ -38,8 +38,9 @@ class DeltaChain {
 /// Which bytes apply_delta writes to the files.
 enum class WriteBack {
   kChangedPages,  ///< Only pages (4 KiB) of a file in which a byte has changed.
-  kWholeWindows,  ///< Everything a block spans, even bytes that already read as wanted: after a failed fsync, the page
-                  ///< cache may show bytes that never reached the disk.
+  /// All bytes that a block spans, even those that already read as wanted: after a failed fsync, the page cache may
+  /// show bytes that never reached the disk.
+  kWholeWindows,
 };
 
 /// Applies all blocks of the delta to the files of `store`, window by window, on `threads` threads. Verifies neither

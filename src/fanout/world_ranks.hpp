@@ -28,7 +28,8 @@ struct WorldRank {
 /// trainer's.
 class WorldRanks {
  public:
-  /// Throws Error{kUsage} for participants that do not fit their layouts, and for names and ranks that occur twice.
+  /// Collects the ranks of all participants. Throws Error{kUsage} for participants that do not fit their layouts, and
+  /// for names and ranks that occur twice.
   WorldRanks(const Participant& trainer, const std::vector<Participant>& engines);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(ranks_.size()); }

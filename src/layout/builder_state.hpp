@@ -20,7 +20,7 @@ struct PartOf {
   std::uint64_t count = 1;
 };
 
-/// The coordinates of every rank on every axis.
+/// Knows the coordinate of every rank on every axis of one or several meshes of the same ranks.
 class MeshMap {
  public:
   /// All meshes must have the same number of ranks. Throws Error{kUsage} for invalid meshes, and for meshes of more

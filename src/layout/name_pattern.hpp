@@ -17,7 +17,7 @@
 
 namespace sparsecast {
 
-/// A name with variables in braces: "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight".
+/// A name with variables in braces, such as "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight".
 class NamePattern {
  public:
   /// `text` is the name with its variables in braces. Throws Error{kUsage} for an unbalanced brace or empty braces.

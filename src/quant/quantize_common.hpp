@@ -53,7 +53,7 @@ struct E4M3 {
   static constexpr float kMost = 448.0F;
   static constexpr bool kHasNaN = true;
   static constexpr std::uint8_t kZero = 0;
-  /// Returns the code of an element. Infinities and NaNs become NaN.
+  /// Returns the code of an element, given by its fp32 bits. Infinities and NaNs become NaN.
   SPARSECAST_HD static std::uint8_t of(std::uint32_t f32) {
     const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
     std::uint32_t code = 0;

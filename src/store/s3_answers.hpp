@@ -58,7 +58,7 @@ struct S3Listing {
 };
 S3Listing parse_s3_listing(std::string_view xml);
 
-/// Returns the upload id in the answer to CreateMultipartUpload.
+/// Returns the upload id in the answer to CreateMultipartUpload. Throws Error{kCorrupt} if there is none.
 std::string parse_s3_upload_id(std::string_view xml);
 /// Throws Error{kCorrupt} unless the answer says that CompleteMultipartUpload has succeeded.
 void require_s3_completion(std::string_view xml);

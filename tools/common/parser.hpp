@@ -66,7 +66,7 @@ class Option {
   CLI::Option* option_;
 };
 
-/// The parser of the program or of one command.
+/// The parser of the command line of the program, or of one of its commands.
 class Parser {
  public:
   /// Makes the parser of the program `name`, which prints `about` at the top of its help.
@@ -85,17 +85,17 @@ class Parser {
   Option* add_flag(const std::string& names, bool& value, const std::string& help);
   /// Makes the use of an option under its old name an error that says the new name. The help does not show it.
   void add_renamed(const std::string& old_name, const std::string& new_name);
-  /// Prints `text` below the help.
+  /// Makes the help end with `text`.
   void footer(const std::string& text);
   /// Makes a command line an error unless it has `count` commands.
   void require_subcommand(int count);
-  /// Prints `text` for --version and ends.
+  /// Adds the option --version, which prints `text` and ends the program.
   void set_version_flag(const std::string& text);
 
   /// Parses the arguments (without the name of the program). Returns true if a command must run. Otherwise help or an
   /// error has been printed, and `exit_code` is 0 or 1.
   bool parse(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err, int& exit_code);
-  /// Returns whether the last parse() found this command.
+  /// Returns whether the last parse() of the program's parser found this command in the command line.
   bool parsed() const;
 
  private:

@@ -11,11 +11,12 @@
 
 namespace sparsecast::tools {
 
-std::string human_count(std::uint64_t value);  ///< "7,612,345"
-std::string human_bytes(std::uint64_t bytes);  ///< "15.2 MB" (powers of 1000), "812 bytes"
-std::string human_percent(double share);       ///< "1.139 %"
-std::string human_seconds(double seconds);     ///< "1.25 s"
-/// Returns the quotient; 0 if the denominator is 0, so that JSON holds a number.
+std::string human_count(std::uint64_t value);  ///< Returns a number with separators: "7,612,345".
+/// Returns a number of bytes in words: "15.2 MB" (powers of 1000), "812 bytes".
+std::string human_bytes(std::uint64_t bytes);
+std::string human_percent(double share);    ///< Returns a share, 0 to 1, in percent: "1.139 %".
+std::string human_seconds(double seconds);  ///< Returns a time in seconds: "1.25 s".
+/// Returns numerator / denominator; 0 if the denominator is 0, so that JSON holds a number.
 double ratio(double numerator, double denominator);
 
 /// Named results, printed as aligned lines for people or as one JSON object for machines.

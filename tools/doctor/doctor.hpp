@@ -33,7 +33,7 @@ struct DoctorFlags {
   bool json = false;
 };
 
-/// Facts of this machine, for the comparison between ranks.
+/// Facts of this machine that are compared between ranks.
 struct MachineFacts {
   DeviceSurvey survey;
   int nccl_version = 0;
@@ -48,7 +48,8 @@ void check_group(const DoctorFlags& flags, const MachineFacts& facts, std::vecto
 /// its own.
 std::vector<Check> compare_ranks(const std::vector<std::string>& facts);
 
-/// Returns the number of NVLinks of the GPUs of this machine that are up, by NVML; 0 without NVML or NVLink.
+/// Returns the number of NVLinks that are up, over all GPUs of this machine, as NVML reports them; 0 without NVML or
+/// NVLink.
 int active_nvlinks();
 
 }  // namespace sparsecast::tools

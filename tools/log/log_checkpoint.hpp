@@ -22,7 +22,7 @@ CheckpointTargetOptions in_place(int threads, bool keep_plain = false);
 
 class CheckpointFollower {
  public:
-  /// Throws Error{kIo} if another process works on the checkpoint.
+  /// Locks the checkpoint for this process. Throws Error{kIo} if another process works on it.
   CheckpointFollower(Console& console, std::shared_ptr<ObjectStore> store, const std::string& checkpoint,
                      CheckpointTargetOptions target, FollowerOptions options);
 

@@ -11,10 +11,11 @@
 
 namespace sparsecast::tools {
 
-/// Prints a summary with a picture 64 columns wide. With `unicode` it uses block and line characters, otherwise ASCII.
+/// Prints a summary of `survey` with a picture 64 columns wide. With `unicode`, the picture has block and line
+/// characters, otherwise only ASCII.
 void print_status(const LogSurvey& survey, bool unicode, std::ostream& out);
 
-/// Returns the JSON object whose keys docs/cli.md lists.
+/// Returns `survey` as the JSON object whose keys docs/cli.md lists.
 nlohmann::ordered_json status_json(const LogSurvey& survey);
 
 }  // namespace sparsecast::tools

@@ -12,7 +12,7 @@
 
 namespace sparsecast::tools {
 
-/// Options --key, --state, --take-over.
+/// Values of the options --key, --state and --take-over.
 struct LeadFlags {
   std::string key;
   std::string state;
@@ -21,7 +21,7 @@ struct LeadFlags {
   void add_to(Parser& parser);
 };
 
-/// A writer that may commit: it continues the epoch of the state file, or starts a new one.
+/// A writer of a log that continues the epoch in the state file, or begins a new one.
 class Leader {
  public:
   /// Makes the writer, without writing to the log or to the state file. The state file is at `state_path` unless

@@ -15,13 +15,14 @@
 
 namespace sparsecast::tools {
 
-/// Option --mirror, and the options of the maintenance that needs it.
+/// Values of the option --mirror, and of the options of the maintenance that needs a mirror.
 struct MirrorFlags {
   std::string path;
   bool replace = false;
   bool anchors = true;
   bool merge = true;
-  double gigabytes_per_second = 1;  ///< Assumed read speed of a joining follower, for the anchor rule.
+  /// Assumed read speed of a joining follower in GB/s, for the rule that decides when an anchor is due.
+  double gigabytes_per_second = 1;
 
   void add_to(Parser& parser);
   LogWriterOptions writer_options(int threads) const;

@@ -18,7 +18,7 @@ class App;
 
 namespace sparsecast::tools {
 
-/// Argument LOG and option --trust.
+/// Values of the argument LOG and of the option --trust.
 struct LogFlags {
   std::string location;
   std::vector<std::string> trust;  ///< Public keys, or paths of files that contain them.

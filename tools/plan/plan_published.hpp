@@ -12,7 +12,7 @@
 
 namespace sparsecast::tools {
 
-/// A transfer of all weights, as somebody has published it.
+/// A transfer of all weights whose time somebody has published.
 struct PublishedTransfer {
   const char* model;
   const char* trainer;  ///< Name of the trainer's layout file, without its folder.
@@ -28,7 +28,7 @@ struct PublishedTransfer {
   double middle() const { return (least_seconds + most_seconds) / 2; }
 };
 
-/// A sync by the plan of a published transfer.
+/// What is predicted for a sync of a delta by the plan of a published transfer.
 struct SparseSync {
   double density_percent = 0;
   double bytes_per_change = 0;
@@ -39,7 +39,7 @@ struct SparseSync {
 struct PublishedRow {
   const PublishedTransfer* published = nullptr;
   std::size_t senders = 0;    ///< Number of the trainer's ranks.
-  std::size_t receivers = 0;  ///< Number of the ranks of all engines.
+  std::size_t receivers = 0;  ///< Number of the ranks of all engines together.
   double wire_bytes = 0;      ///< Bytes of all routes, each counted once.
   double line_seconds = 0;    ///< Predicted time in seconds if links reach their full rate.
   double seconds = 0;         ///< Predicted time in seconds if links reach PublishedStudy::share of their rate.
@@ -58,7 +58,7 @@ struct PublishedStudy {
 PublishedStudy study_published(FileSystem& fs, const std::string& layouts, const PlanRequest& request);
 
 void print_published(const PublishedStudy& study, std::ostream& out);
-/// Returns the JSON object whose keys docs/cli.md lists.
+/// Returns `study` as the JSON object whose keys docs/cli.md lists.
 nlohmann::ordered_json published_json(const PublishedStudy& study);
 
 }  // namespace sparsecast::tools

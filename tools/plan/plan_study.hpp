@@ -56,7 +56,7 @@ struct PlanStudy {
   const Participant& participant(std::size_t index) const;
   /// Returns the name of the node of cost.ranks[i]; empty if it is not known.
   const std::string& node_of(std::size_t i) const;
-  std::size_t receivers() const;  ///< Returns the number of ranks of all engines.
+  std::size_t receivers() const;  ///< Returns the number of the ranks of all engines together.
 };
 
 /// Returns the cost model that the options of `request` describe, for tensors of this table.
@@ -93,9 +93,10 @@ struct RankColumn {
   const char* label;
   double (*value)(const RankCost&);
 };
-/// Returns the printed numbers of bytes: sent, received and foreign; weights, snapshot and staging.
+/// Returns the numbers of bytes that are printed for each rank: sent, received and foreign; weights, snapshot and
+/// staging.
 const std::vector<RankColumn>& rank_columns();
-/// Returns the printed times in seconds: at work in each phase, and until everything is staged.
+/// Returns the times in seconds that are printed for each rank: at work in each phase, and until everything is staged.
 const std::vector<RankColumn>& rank_times();
 
 }  // namespace sparsecast::tools

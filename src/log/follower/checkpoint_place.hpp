@@ -30,7 +30,7 @@ class CheckpointPlace {
   std::string next() const { return scratch_ + "/next"; }
   /// Creates scratch() durably if it is missing.
   void prepare();
-  /// Finishes or rolls back a replacement that was interrupted; removes unfinished copies.
+  /// After a crash: finishes or rolls back a replacement that was interrupted, and removes unfinished copies.
   void recover();
   /// Removes next() and the unfinished files that CheckpointCopy leaves.
   void remove_unfinished();
@@ -44,7 +44,7 @@ class CheckpointPlace {
   /// Throws Error{kUsage} naming a file at path() that does not belong to the checkpoint there, and that could not be
   /// kept next to the new checkpoint in `directory`.
   void require_room(const std::string& directory);
-  /// Replaces path() by the durable checkpoint `replacement`, which is in scratch().
+  /// Renames `replacement`, the path of a durable checkpoint in scratch(), to path(), in place of what is there.
   void replace(const std::string& replacement);
   /// Hard-links the files of the old directory that do not belong to its checkpoint into `directory`, the new
   /// checkpoint, which will replace the old directory. Without hard links, copies the small files durably. The caller

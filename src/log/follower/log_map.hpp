@@ -12,8 +12,9 @@
 
 namespace sparsecast {
 
-/// The paths through a log that a follower knows: from the deltas and anchors of the catalog, and from the commits that
-/// it has read. Takes the memory of the catalog and about 100 bytes for each commit read.
+/// The paths through a log that a follower knows. They consist of the deltas and anchors of the catalog, and of the
+/// single deltas of the commits that it has read. Takes the memory of the catalog and about 100 bytes for each commit
+/// read.
 class LogMap {
  public:
   /// Largest number of commits that are read in one search for a path or a version, if an anchor could be taken
@@ -32,7 +33,7 @@ class LogMap {
   /// Excludes deltas and anchors from versions below `floor`.
   void set_floor(std::uint64_t floor) { floor_ = floor; }
   std::uint64_t floor() const noexcept { return floor_; }
-  /// Identity of an object in a catalog or a commit: its hash and its size.
+  /// Identity of an object that a catalog or a commit names: its hash and its size in bytes.
   struct ObjectId {
     ContentHash hash;
     std::uint64_t bytes = 0;

@@ -48,7 +48,7 @@ class TrustedKeys {
 
  private:
   struct Period {
-    std::uint64_t since = 0;  ///< Version of the commit that set these keys. They sign the commits after it.
+    std::uint64_t since = 0;  ///< Version of the commit that set these keys, which sign the commits after it.
     std::vector<PublicKey> keys;
     friend bool operator==(const Period&, const Period&) = default;
   };

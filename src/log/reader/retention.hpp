@@ -50,7 +50,7 @@ struct RetentionView {
   /// The present time since 1970, by the store's clock.
   std::chrono::milliseconds now{0};
   RetentionPolicy policy;
-  LogCatalog catalog;              ///< The catalog without entries below the floor.
+  LogCatalog catalog;              ///< The log's catalog, without entries below the floor.
   std::vector<AnchorRef> anchors;  ///< Anchors whose records are in the store and valid.
 };
 

@@ -14,7 +14,7 @@
 namespace sparsecast {
 
 struct HttpRequest {
-  std::string method = "GET";  ///< GET, HEAD, PUT, POST or DELETE.
+  std::string method = "GET";  ///< Method of the request: GET, HEAD, PUT, POST or DELETE.
   std::string url;
   /// Headers in the form "name: value". Each has a value, because libcurl's signing drops empty ones.
   std::vector<std::string> headers;
@@ -29,7 +29,7 @@ struct HttpAnswer {
   enum class End {
     kComplete,    ///< The exchange succeeded: `status`, `headers` and the body are whole.
     kBroken,      ///< The connection failed or broke, or the body was cut short. Another try may help.
-    kStalled,     ///< No data was transferred for the stall time, or the deadline came.
+    kStalled,     ///< No data was transferred for HttpOptions::stall_timeout, or the deadline came.
     kRefused,     ///< The body or the headers of the answer exceed their limit, and the client ended the transfer.
     kUntrusted,   ///< The server's identity could not be verified (TLS).
     kImpossible,  ///< The exchange failed in another way. Another try would fail, too.

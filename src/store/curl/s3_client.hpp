@@ -40,7 +40,7 @@ class Retry {
   std::minstd_rand jitter_;
 };
 
-/// One operation of S3's API.
+/// One request to S3, of which the client adds the address and the signature.
 struct S3Request {
   std::string method = "GET";
   std::string key;     ///< Key of the object in the store; "" for the bucket itself.
@@ -105,7 +105,8 @@ constexpr std::chrono::milliseconds kCleaningDeadline{5'000};
 
 /// Implements ObjectStore::get: returns the object, or nullopt if there is none.
 std::optional<Bytes> read_s3_object(S3Client& client, const std::string& key, std::uint64_t max_bytes);
-/// Implements ObjectStore::get_range; the buffer must have at least one byte.
+/// Implements ObjectStore::get_range: fills `buffer`, which must have at least one byte, with the object's bytes from
+/// `offset` on.
 void read_s3_range(S3Client& client, const std::string& key, std::uint64_t offset, std::span<std::byte> buffer);
 /// Implements ObjectStore::size: returns the size of the object in bytes, or nullopt if there is none.
 std::optional<std::uint64_t> read_s3_size(S3Client& client, const std::string& key);
