@@ -10,7 +10,8 @@ namespace {
 
 constexpr unsigned kCtas = 8;
 
-/// Returns the grid of a kernel whose warps each take one block after another.
+/// Returns the number of CTAs of a kernel whose warps each take one block after another: CTAs of `warps` warps, at most
+/// `ctas` of them on a multiprocessor.
 unsigned grid_of_warps(const Received& received, unsigned warps, unsigned ctas, const DeviceStream& device) {
   return grid_for((std::uint64_t{received.block_count} + warps - 1) / warps, ctas, device);
 }

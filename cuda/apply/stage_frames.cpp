@@ -31,7 +31,8 @@ void DeviceApplier::State::upload_frames() {
              device_stream_.stream);
 }
 
-/// Lists the deltas and their frames for the kernels.
+/// Writes the tables of the deltas' streams and frames for the kernels, and resets what depends on the deltas. Throws
+/// Error{kUsage | kTableMismatch | kCorrupt} for deltas that cannot be staged.
 void DeviceApplier::State::list_streams(std::span<const StreamFrames> deltas) {
   if (deltas.size() > tables_.streams()) {
     throw Error(ErrorCode::kUsage, fmt::format("{} deltas of {} streams", deltas.size(), tables_.streams()));
@@ -120,7 +121,7 @@ FrameHeader DeviceApplier::State::check_header_at(const StreamFrames& delta, std
   }
 }
 
-/// Returns text that names a frame, and its stream if there are several.
+/// Returns a text that names a frame, and its stream if there are several, as the context of an error.
 std::string DeviceApplier::State::context_of(const StreamFrames& delta, std::uint32_t sequence) const {
   if (tables_.streams() == 1) return fmt::format("frame {}", sequence);
   return fmt::format("stream {}, tensors from '{}', frame {}", delta.stream, (*tables_.table(delta.stream))[0].name,
@@ -250,7 +251,7 @@ void DeviceApplier::State::decode_again(const BlockRef& block, std::size_t tenso
   with_word(size, [&]<class T>() { decode_block(block, scratch.get<T>(), &old); });
 }
 
-/// Decodes the block again on the CPU to throw an error that says what is wrong and where.
+/// Throws an error that says what is wrong and where: decodes the block that `input_error` names again, on the CPU.
 void DeviceApplier::State::explain(std::uint64_t input_error, std::span<const StreamFrames> deltas) {
   const auto number = static_cast<std::uint32_t>(input_error >> 8);
   std::size_t f = headers_.size() - 1;

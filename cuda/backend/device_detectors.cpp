@@ -179,7 +179,7 @@ class DeviceFusedCast final : public DeviceDetector {
   std::vector<TensorRef> state() override { return bf16_; }
 
  private:
-  std::vector<TensorRef> masters_;  ///< Without data if the tensor does not change.
+  std::vector<TensorRef> masters_;  ///< Masters of each tensor; without data if the tensor does not change.
   std::vector<TensorRef> bf16_;
 };
 

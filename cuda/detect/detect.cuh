@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// detect: finds the changes of a chunk. Reads every element and its old bits once: with fp32 masters 6 bytes an element
-// (fused_cast.cuh), with a mask one bit an element and the elements to send. Writes the positions and coded words of
-// each changed tile to entries, and the new bits to the snapshot. Its lower bound in time is the read bandwidth of the
-// device. Grid: as many CTAs as the device holds at once; each takes one tile after another.
+// detect: finds the changes of a chunk. Reads every element and its old bits once: with fp32 masters 6 bytes per
+// element (fused_cast.cuh), with a mask one bit per element and the elements to send. Writes the positions and coded
+// words of each changed tile to entries, and the new bits to the snapshot. Its lower bound in time is the read
+// bandwidth of the device. Grid: as many CTAs as the device holds at once; each takes one tile after another.
 
 #include "cuda/common/policies.hpp"
 #include "cuda/detect/changes.cuh"

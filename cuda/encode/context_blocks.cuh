@@ -2,7 +2,7 @@
 #pragma once
 
 // form_contexts joins the blocks of a section to larger blocks that may be `context`, from the block records alone.
-// choose_blocks then keeps the smaller of both (docs/wire-format.md §5.1, §5.4). They read and write some 32 bytes a
+// choose_blocks then keeps the smaller of both (docs/wire-format.md §5.1, §5.4). They read and write some 32 bytes per
 // block. One CTA takes one section after another, with one thread for each block.
 
 #include "codec/context_model.hpp"

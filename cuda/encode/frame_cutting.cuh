@@ -2,7 +2,7 @@
 #pragma once
 
 // sum_sections, scan_sections, order_blocks and cut_frames turn the records of all blocks into the list of frames
-// (docs/wire-format.md §5.5), after all chunks are encoded. They read and write about 56 bytes a block.
+// (docs/wire-format.md §5.5), after all chunks are encoded. They read and write about 56 bytes per block.
 
 #include "codec/block.hpp"
 #include "cuda/common/cta_primitives.cuh"

@@ -19,7 +19,7 @@ __device__ bool can_assemble(const Pipeline& pipeline) {
   return pipeline.control->stopped == 0 && pipeline.control->frames_bytes <= pipeline.frame_memory_bytes;
 }
 
-/// Returns the frame that holds block b.
+/// Returns the number of the frame that holds block number b of the delta.
 __device__ std::uint32_t frame_of(const Pipeline& pipeline, std::uint32_t b) {
   std::uint32_t low = 0;
   std::uint32_t high = pipeline.control->frames - 1;

@@ -17,7 +17,7 @@ unsigned ctas_of_runs(const QuantizePlan& plan, const DeviceStream& device) {
   return grid_for((plan.extent[0] - 1) / kWarps + 1, kQuantizeCtas, device);
 }
 
-/// Returns the exponent of the number of runs of a block, rounded up to a power of two.
+/// Returns the binary logarithm of the number of runs of a block, which is rounded up to a power of two.
 unsigned run_shift(const QuantizePlan& plan) {
   return static_cast<unsigned>(std::bit_width((plan.block[1] - 1) / kRun));
 }

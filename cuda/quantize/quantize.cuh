@@ -2,8 +2,8 @@
 #pragma once
 
 // Kernels of quantisation (sparsecast/quantize.hpp) to elements of 8 bits, for blocks of any shape. block_amaxes reads
-// every element of a shard and writes 4 bytes a block. quantize_blocks reads every element once from memory (without a
-// given amax twice, the second time from a cache that holds the 32 to 64 KiB of a block of 128 x 128) and writes one
+// every element of a shard and writes 4 bytes per block. quantize_blocks reads every element once from memory (without
+// a given amax twice, the second time from a cache that holds the 32 to 64 KiB of a block of 128 x 128) and writes one
 // byte for each. Their lower bound in time is the copy bandwidth of the device. Grid: a few CTAs on each
 // multiprocessor; each takes one block after another, each of its warps one row after another.
 

@@ -3,10 +3,10 @@
 
 // Kernels of quantisation (sparsecast/quantize.hpp) for blocks of one row and at most 256 columns, with elements of 8
 // or 4 bits. A thread takes a run of eight elements, which it keeps in registers; the lanes that share a block, a power
-// of two, take the maximum by shuffles. run_amaxes reads every element once and writes 4 bytes a block; quantize_runs
-// reads every element once and writes its codes, 4 or 8 bytes a thread, and a scale a block. Their lower bound in time
-// is the copy bandwidth of the device. Grid: a few CTAs on each multiprocessor; each of their warps takes one row after
-// another, 256 columns at a time.
+// of two, take the maximum by shuffles. run_amaxes reads every element once and writes 4 bytes per block; quantize_runs
+// reads every element once and writes its codes, 4 or 8 bytes per thread, and one scale per block. Their lower bound in
+// time is the copy bandwidth of the device. Grid: a few CTAs on each multiprocessor; each of their warps takes one row
+// after another, 256 columns at a time.
 
 #include <type_traits>
 

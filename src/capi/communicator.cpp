@@ -27,7 +27,7 @@ struct Ability {
   std::int32_t timeout_ms = 0;
   std::uint32_t nccl = 0;
   std::uint32_t reserved = 0;
-  std::array<char, 64> device{};  ///< UUID.
+  std::array<char, 64> device{};  ///< UUID of the device that NCCL would use; empty without NCCL or a device.
 };
 
 /// Returns the UUID of the device that NCCL would use, or an empty string without NCCL or a device.

@@ -11,7 +11,7 @@
 namespace sparsecast {
 namespace {
 
-/// A box that a rank sends, and its place in the rank's memory.
+/// A box that a rank sends, and where the rank has it in its memory.
 struct SentBox {
   const Box* box = nullptr;
   std::uint32_t local = fanout::kNone;

@@ -37,15 +37,16 @@ void wait_for(PhaseTimes& path, const PhaseTimes& other) {
 
 /// Progress of a rank in the sync.
 struct Progress {
-  PhaseTimes encoded;   ///< Encoding of all that it sends; with overlap, up to the current transfer.
-  PhaseTimes free;      ///< End of its transfers so far.
-  PhaseTimes verified;  ///< End of its verification so far.
+  /// Path to the end of encoding all that the rank sends; with overlap, up to the current transfer.
+  PhaseTimes encoded;
+  PhaseTimes free;      ///< Path to the end of the rank's transfers so far.
+  PhaseTimes verified;  ///< Path to the end of the rank's verification so far.
   bool sends = false;
-  bool unverified = false;          ///< Whether routes that it has received are not verified yet.
-  double unverified_changes = 0;    ///< Number of changes in them.
-  bool receives = false;            ///< Whether it has verified any routes.
-  double verified_changes = 0;      ///< Number of changes in them.
-  std::uint64_t foreign_bytes = 0;  ///< Dense bytes that it has received for others.
+  bool unverified = false;          ///< True if the rank has received routes that are not verified yet.
+  double unverified_changes = 0;    ///< Number of changes in the routes that are not verified yet.
+  bool receives = false;            ///< True if the rank has verified any routes.
+  double verified_changes = 0;      ///< Number of changes in the routes that are verified.
+  std::uint64_t foreign_bytes = 0;  ///< Dense bytes that the rank has received but does not need.
 };
 
 class Predictor {
@@ -203,9 +204,9 @@ class Predictor {
   const FanoutPlan& plan_;
   const CostModel& model_;
   PlanCost cost_;
-  std::unordered_map<int, std::size_t> index_;  ///< Indices, keyed by world rank.
-  std::vector<const std::string*> nodes_;       ///< Parallel to cost_.ranks.
-  std::vector<Progress> progress_;              ///< Parallel to cost_.ranks.
+  std::unordered_map<int, std::size_t> index_;  ///< Index in cost_.ranks of each rank, keyed by world rank.
+  std::vector<const std::string*> nodes_;       ///< Name of the node of each rank, in the order of cost_.ranks.
+  std::vector<Progress> progress_;              ///< Progress of each rank, in the order of cost_.ranks.
 };
 
 }  // namespace

@@ -30,7 +30,7 @@ struct Pending {
 
 struct Queue {
   std::vector<Pending> transfers;      ///< Pending transfers, ordered by source.
-  std::vector<std::uint32_t> members;  ///< Dense ranks.
+  std::vector<std::uint32_t> members;  ///< Members of the group, as dense ranks.
   std::size_t next = 0;
   std::uint64_t bytes_left = 0;
 };

@@ -208,14 +208,17 @@ class Resolver {
 
   const WorldRanks& world_;
   std::unordered_map<std::string_view, std::uint32_t> ids_;
-  std::vector<std::vector<std::uint32_t>> of_;  ///< Ids of names, by participant and index into its table.
+  /// Id of each name: of_[p][t] is that of tensor t in the table of participant p.
+  std::vector<std::vector<std::uint32_t>> of_;
   DisjointSets all_;
   DisjointSets trainers_;  ///< Sets formed by the trainer's ties only.
   std::vector<bool> is_alias_;
-  std::vector<bool> held_by_trainer_;          ///< Indexed by the trainer's class.
-  std::vector<std::uint32_t> held_by_engine_;  ///< Participant that holds a class, indexed by class.
+  /// Indexed by the trainer's class: true if a rank of the trainer holds a tensor of the class.
+  std::vector<bool> held_by_trainer_;
+  /// Indexed by class: an engine that holds a tensor of the class; kNone if none does.
+  std::vector<std::uint32_t> held_by_engine_;
   std::vector<bool> unsent_;             ///< Indexed by class: true if PlanOptions::unsent matches one of its names.
-  std::vector<std::uint32_t> original_;  ///< Index into the trainer's table, for each class.
+  std::vector<std::uint32_t> original_;  ///< Indexed by class: the index of its original in the trainer's table.
 };
 
 }  // namespace

@@ -56,8 +56,8 @@ class RankSet {
 
 /// All routes from one source to one set of receiver ranks.
 struct Flow {
-  std::uint32_t source = 0;     ///< Dense rank.
-  std::uint32_t receivers = 0;  ///< Index into the receiver sets.
+  std::uint32_t source = 0;     ///< Dense rank of the source.
+  std::uint32_t receivers = 0;  ///< Index of the set of receivers in the list of receiver sets.
   std::uint64_t bytes = 0;
   std::vector<std::uint32_t> routes;
 };

@@ -19,9 +19,9 @@ constexpr std::string_view kExpert = "expert";
 
 /// The canonical tensors of one of the patterns.
 struct ExpertSource {
-  Shape shape;                         ///< Shape of one expert.
-  bool stacked = false;                ///< True when dimension 0 of the canonical tensor is the expert.
-  std::vector<std::uint32_t> tensors;  ///< Tensor at each place; only one if it is stacked.
+  Shape shape;                         ///< Shape of one expert's matrix.
+  bool stacked = false;                ///< True if dimension 0 of the canonical tensor counts the experts.
+  std::vector<std::uint32_t> tensors;  ///< Index of the tensor at each place; only one if it is stacked.
 };
 
 [[noreturn]] void refuse(const std::string& fault) { throw Error(ErrorCode::kUsage, fault); }

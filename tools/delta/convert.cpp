@@ -109,7 +109,7 @@ class Conversion {
     return path;
   }
 
-  /// Opens a delta that starts from the state before it.
+  /// Opens the delta at `path`. Throws Error{kWrongBase} unless it starts from the state before it.
   DeltaFile open_delta(const std::string& path) {
     DeltaFile delta = DeltaFile::open(fs_, path);
     if (delta.header().base_digest == digest_) return delta;
@@ -119,7 +119,8 @@ class Conversion {
                 path);
   }
 
-  /// Writes a delta anew, with the positions and compression that are asked for.
+  /// Writes the delta `input` again, with the positions and compression that are asked for. Returns the path of the
+  /// result.
   std::string rewrite(const std::string& input, Written& written) {
     const DeltaFile delta = open_delta(input);
     if (flags_.encode.values != "ulp" && flags_.encode.values != to_string(delta.header().values)) {

@@ -73,7 +73,7 @@ json facts_of(const MachineFacts& facts) {
           {"host_id", host_id == nullptr ? "" : host_id}};
 }
 
-/// Returns a text field of the facts of a peer; other types are ignored.
+/// Returns the text field `name` of the facts of a peer; "(not said)" if it is missing or has another type.
 std::string field(const json& facts, const char* name) {
   const auto found = facts.is_object() ? facts.find(name) : facts.end();
   if (found == facts.end() || !found->is_string()) return "(not said)";

@@ -12,7 +12,8 @@
 namespace sparsecast::tools {
 namespace {
 
-constexpr int kReadingThreads = 8;  ///< Records are small, so reading them is bound by the latency of the store.
+/// Number of threads that read records. Records are small, so reading them is bound by the latency of the store.
+constexpr int kReadingThreads = 8;
 
 ObjectTotal total_of(ObjectStore& store, const std::string& prefix) {
   ObjectTotal total;

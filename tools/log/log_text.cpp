@@ -16,14 +16,14 @@ namespace sparsecast::tools {
 namespace {
 
 constexpr std::uint64_t kPlotColumns = 64;
-constexpr std::size_t kWidestColumn = 4;  ///< Characters.
+constexpr std::size_t kWidestColumn = 4;  ///< Largest number of characters in a column.
 constexpr std::size_t kNameColumns = 10;
 
 /// Distributes versions over columns: equal numbers of versions in a column if there are more versions than columns.
 struct VersionColumns {
   std::uint64_t first = 0;
   std::uint64_t last = 0;
-  std::uint64_t group = 1;  ///< Number of versions in a column.
+  std::uint64_t group = 1;  ///< Number of versions in one column.
 
   VersionColumns(const LogSurvey& survey, std::uint64_t most)
       : first(survey.versions.front().version), last(survey.versions.back().version) {
@@ -177,7 +177,7 @@ class Plot {
 
   const LogSurvey& survey_;
   VersionColumns columns_;
-  std::size_t wide_;  ///< Number of characters in a column.
+  std::size_t wide_;  ///< Number of characters in one column.
   bool unicode_;
   std::ostream& out_;
 };

@@ -14,7 +14,7 @@ namespace {
 
 struct PlanFlags {
   PlanRequest request;
-  std::string study;  ///< Folder of layout files, or empty.
+  std::string study;  ///< Path of the folder of layout files; empty without --study.
   Every every;
   bool json = false;
 };

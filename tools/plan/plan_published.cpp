@@ -30,7 +30,7 @@ const std::vector<PublishedTransfer>& published_transfers() {
   return transfers;
 }
 
-/// Bytes a change of bf16 weights by AdamW at these densities: bench/results/2026-11-21-cpu.md.
+/// For densities in percent: the bytes per change of bf16 weights by AdamW (bench/results/2026-11-21-cpu.md).
 constexpr std::pair<double, double> kDensities[] = {{0.1, 1.743}, {1, 1.287}, {3, 1.110}};
 
 CostModel slower(CostModel model, double share) {

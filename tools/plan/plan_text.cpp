@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::size_t kMostRankText = 24;
 constexpr std::size_t kMostPatternText = 64;
-constexpr std::size_t kMostRows = 16;  ///< More groups than this are joined to fewer rows.
+/// Largest number of groups that are printed with a row each. If there are more, alike groups are joined to one row.
+constexpr std::size_t kMostRows = 16;
 
 /// Prints labelled lines aligned as Report does, without its JSON.
 class LabelledLines {

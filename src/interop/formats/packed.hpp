@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// slime's packed form on a shared disk (2026-05 to 2026-07; miles): a directory a version, `weight_v{version:06d}`,
+// slime's packed form on a shared disk (2026-05 to 2026-07; miles): a directory per version, `weight_v{version:06d}`,
 // with rank{rank:04d}_flush{flush:06d}.safetensors and an empty file DONE, written last. A file is a safetensors file
 // (with "deltas_zstd", compressed as a zstd frame) of `__positions__` (U8) and `__values__`. The values have the dtype
 // of the parameters; if dtypes are mixed, all are converted to the widest. The metadata is

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// slime and miles, deltas on a shared disk: a directory a version, `weight_v{version:06d}`, with model-*.safetensors
+// slime and miles, deltas on a shared disk: a directory per version, `weight_v{version:06d}`, with model-*.safetensors
 // and model.safetensors.index.json, whose metadata is
 //
 //     version, base_version            six digits or more

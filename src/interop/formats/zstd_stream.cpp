@@ -72,7 +72,7 @@ struct ZstdWriter::State {
   std::function<void(ConstBytes)> sink;
   Bytes window;  ///< Buffer for compressed output.
   Bytes content;
-  bool at_once = false;  ///< Whether all content is gathered before it is compressed, which is faster in zstd.
+  bool at_once = false;  ///< True if all content is gathered before it is compressed, which is faster in zstd.
   std::uint64_t left = 0;
 
   State() = default;

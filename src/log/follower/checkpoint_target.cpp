@@ -242,7 +242,7 @@ class CheckpointTarget : public FollowerTarget {
   const bool replace_;
   const bool keep_plain_;
   CheckpointApplyOptions apply_options_;
-  bool table_kept_ = false;           ///< keep_table() has been called since the start.
+  bool table_kept_ = false;           ///< True if keep_table() has been called since the start.
   std::optional<StateDigest> known_;  ///< Digest of the target, verified since the start by reading all of it.
 };
 

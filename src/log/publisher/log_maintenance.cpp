@@ -10,7 +10,7 @@
 namespace sparsecast {
 namespace {
 
-constexpr int kMostMerges = 1024;  ///< Most merges in one round; the next round continues.
+constexpr int kMostMerges = 1024;  ///< Largest number of merges in one round; the next round continues.
 
 }  // namespace
 

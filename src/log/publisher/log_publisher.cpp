@@ -108,7 +108,7 @@ struct LogPublisher::State {
   bool stop = false;
   bool uploader_gone = false;
   bool maintainer_gone = false;
-  bool told = false;             ///< The caller has been told of `error`.
+  bool told = false;             ///< True if `error` was thrown to the caller.
   const Delta* delta = nullptr;  ///< The Publisher's pending delta.
   std::string label;
   double encode_seconds = 0;

@@ -31,11 +31,11 @@ namespace sparsecast {
 /// bytes depend only on the content and `file_bytes`, not on the files of the checkpoint.
 class AnchorFiles {
  public:
-  /// Throws Error{kUsage} if `file_bytes` would make too many files.
+  /// Cuts the tensors into files of about `file_bytes` bytes. Throws Error{kUsage} if that would make too many files.
   AnchorFiles(const CheckpointStore& checkpoint, std::uint64_t file_bytes);
 
   struct Contents {
-    std::vector<LogAnchor::FileEntry> files;  ///< In the order of their names.
+    std::vector<LogAnchor::FileEntry> files;  ///< The files, in the order of their names.
     StateDigest digest;
   };
   /// Reads everything once and returns names, sizes, hashes and the digest of the state. Uses `threads` threads, each
@@ -50,8 +50,8 @@ class AnchorFiles {
   struct AnchorFile {
     std::string name;
     Bytes header;
-    std::size_t first = 0;  ///< Index of the first tensor.
-    std::size_t last = 0;   ///< Index after the last tensor.
+    std::size_t first = 0;  ///< Index of the file's first tensor in the table.
+    std::size_t last = 0;   ///< Index after the file's last tensor in the table.
     std::uint64_t bytes = 0;
   };
   /// Reads a file, and adds its tensors to `digest` unless that is null.

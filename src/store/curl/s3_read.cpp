@@ -63,10 +63,10 @@ class GrowingSink : public ByteSink {
 };
 
 struct ReadPart {
-  int status = 0;  ///< 206; or 404 or 416 without bytes.
+  int status = 0;  ///< Status of the answer: 206, or 404 or 416 without bytes.
   std::string tag;
   std::uint64_t taken = 0;
-  std::uint64_t total = 0;  ///< Size of the whole object.
+  std::uint64_t total = 0;  ///< Size of the whole object in bytes.
 };
 
 [[noreturn]] void refuse_end(const S3Client& client, const std::string& key, std::uint64_t size, std::uint64_t wanted) {
