@@ -17,7 +17,8 @@ _TEXT_BYTES = 2048
 
 
 def raise_if_any_failed(failure: BaseException | None, group: ProcessGroup) -> None:
-    """Raises the failure of this rank, or that of a peer, if any rank failed. Collective over the group.
+    """Raises `failure`, if this rank has one, or PeerFailedError with the failures of other ranks, if they have any;
+    returns if no rank failed. Collective over the group.
 
     Without this call, a rank that fails leaves the other ranks waiting in their next collective until the group's
     deadline.

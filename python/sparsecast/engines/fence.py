@@ -18,8 +18,8 @@ def new_trainer_name() -> str:
 
 
 class TrainerFence:
-    """Knows which trainer an engine follows: the one that joined last. Earlier trainers are refused from then on, so
-    that two trainers that were given the same engine by mistake do not overwrite each other's weights in turn.
+    """Knows which trainer an engine follows: the one that joined last. Refuses trainers that joined earlier, so that
+    two trainers that were given the same engine by mistake do not overwrite each other's weights in turn.
     """
 
     def __init__(self) -> None:
@@ -27,8 +27,8 @@ class TrainerFence:
         self._superseded: dict[str, None] = {}  # Earlier trainers, the oldest first.
 
     def refusal(self, engine: str, trainer: str) -> FencedError | None:
-        """Returns the error for a trainer that joined before the current one; None for any other trainer, and for a
-        trainer without a name.
+        """Returns the error to raise for `trainer` if another trainer has joined the engine after it. Returns None for
+        any other trainer, and for a trainer without a name.
         """
         if trainer not in self._superseded:
             return None
@@ -38,7 +38,9 @@ class TrainerFence:
         )
 
     def follow(self, trainer: str) -> None:
-        """Records that the engine has joined `trainer`."""
+        """Records that the engine has joined `trainer`, which is the current trainer from now on. An empty name records
+        nothing.
+        """
         if not trainer or trainer == self._current:
             return
         if self._current:

@@ -14,7 +14,7 @@ _log = logging.getLogger("sparsecast")
 class PauseLease:
     """The right of a trainer to keep an engine paused, until a deadline that it renews. For one event loop.
 
-    expire   ends the update that is open and resumes the engine, or says why not; returns a sentence.
+    expire   ends the update in progress and resumes the engine, or leaves it paused; returns a sentence about that.
     log      gets this sentence: a logger that the server shows to its operator.
 
     An expiry takes several calls of the engine. A trainer that renews during an expiry waits until the expiry has
@@ -28,21 +28,24 @@ class PauseLease:
         self._watch: asyncio.Task[None] | None = None  # Waits for the deadline; None also during an expiry.
         self._turn = asyncio.Lock()  # Held while a lease is changed, and while one expires.
         self.last_expiry = ""
-        """What was done when a lease last ran out; empty if no lease has."""
+        """Sentence about what was done when a lease last ran out; empty if no lease has."""
 
     @property
     def is_held(self) -> bool:
+        """Whether a trainer has a lease whose deadline is still to come."""
         return self._watch is not None
 
     async def renew(self, seconds: float) -> None:
-        """Lets the pause last `seconds` from now on; after the end of an expiry that has begun."""
+        """Takes or renews the lease: the pause may last `seconds` from now on. Waits for the end of an expiry that has
+        begun.
+        """
         async with self._turn:
             if self._watch is not None:
                 self._watch.cancel()
             self._watch = asyncio.get_running_loop().create_task(self._expire_in(seconds))
 
     async def end(self) -> None:
-        """Ends the lease, after the end of an expiry that has begun; the pause is not touched."""
+        """Ends the lease and leaves the pause as it is. Waits for the end of an expiry that has begun."""
         async with self._turn:
             if self._watch is not None:
                 self._watch.cancel()

@@ -12,13 +12,14 @@ _RELEASE = re.compile(r"(\d{1,6})\.(\d{1,6})(?:[.a-z+-][0-9A-Za-z.+-]{0,60})?")
 
 
 def own_release() -> str:
-    """Returns the version of this installation; empty where its compiled part is not here."""
+    """Returns the version of the installed sparsecast; an empty string if its compiled part is not installed."""
     return str(getattr(sparsecast, "__version__", ""))
 
 
 def refuse_other_release(release: object) -> None:
-    """Raises UnsupportedError, naming both versions and the cure, if the trainer's `release` differs from the version
-    of this installation in more than the patch number. An empty `release`, of a caller that has none, is not compared.
+    """Raises UnsupportedError, naming both versions and the cure, if the trainer's version `release` differs from the
+    version of this installation in more than the patch number. An empty `release`, from a caller that sends none, is
+    not compared. Raises UsageError if `release` is not a version.
     """
     if not isinstance(release, str) or (release and not _RELEASE.fullmatch(release)):
         raise UsageError(f"release is {release!r}, not a version of sparsecast")

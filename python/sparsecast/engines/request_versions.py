@@ -44,13 +44,13 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def is_wanted() -> bool:
-    """Returns whether the server's environment switches the middleware on."""
+    """Returns whether the server's environment switches this middleware on."""
     return os.environ.get(VARIABLE, "") not in ("", "0")
 
 
 class RequestVersions:
-    """The middleware around `app`. `ask` returns the version that the engine names; by default vLLM's engine is
-    asked.
+    """The ASGI middleware around the application `app`. `ask` returns the version of the weights as the engine names
+    it; if it is None, vLLM's engine is asked.
     """
 
     def __init__(self, app: Application, ask: Callable[[], Awaitable[str]] | None = None) -> None:
@@ -58,7 +58,9 @@ class RequestVersions:
         self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one connection."""
+        """Serves one request: waits for the version that the request needs and passes the request on, or answers 409;
+        answers 400 if a header is not a number. Requests for paths that do not generate are passed on as they are.
+        """
         if scope["type"] != "http" or not scope["path"].startswith(_PATHS):
             await self._app(scope, receive, send)
             return
@@ -88,7 +90,9 @@ class RequestVersions:
 
 
 class _Stamped:
-    """Sends a response with its versions: the start is held back until the first part of the body is there."""
+    """Sends a response with the versions of its start and its end. The head of the response is held back until the
+    first part of the body is there, because a short answer also names its end there.
+    """
 
     def __init__(self, send: Send, start: int, version: Callable[[], Awaitable[int]]) -> None:
         self._send = send

@@ -17,8 +17,8 @@ _FILLED = {_aten.zeros: 0.0, _aten.ones: 1.0}
 
 
 class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Remembers the values of the constant tensors of a model that is made under this mode, since tensors on the meta
-    device do not show their values.
+    """Torch dispatch mode under which a model is made, and which remembers the tensors that are made or filled with one
+    value. (Tensors on the meta device do not show their values.)
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,9 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._values: dict[int, tuple[torch.Tensor, float]] = {}  # With the tensor, which keeps its storage alive.
 
     def value_of(self, tensor: torch.Tensor) -> float | None:
-        """Returns the one value that all elements of a tensor's storage have; None if no such value is known."""
+        """Returns the value that all elements of the tensor's storage have; None if they have several, or none that is
+        known.
+        """
         found = self._values.get(storage_key(tensor))
         return None if found is None else found[1]
 

@@ -12,11 +12,11 @@ from sparsecast.engines.trace.slots import slots
 
 
 def derived_tensors(model: torch.nn.Module, besides: Collection[str] = ()) -> set[str]:
-    """Returns the names of floating-point matrices that modules keep in memory of their own (factors of MLA, packed
-    copies).
+    """Returns the names of floating-point matrices that modules keep in memory that no parameter or buffer has: tensors
+    that the engine has computed from weights, such as factors of MLA and packed copies.
 
-    A patch of the weights does not update these matrices. Vectors are ignored (slopes, frequencies and scales that come
-    from the configuration), as are attributes named in `besides`.
+    A patch of the weights does not update these matrices. Vectors are left out, because they come from the
+    configuration (slopes, frequencies, scales). Attributes whose name is in `besides` are left out, too.
     """
     found = list(slots(model))
     live = {slot.data.untyped_storage().data_ptr() for slot in found if slot.registered}
@@ -32,9 +32,9 @@ def derived_tensors(model: torch.nn.Module, besides: Collection[str] = ()) -> se
 
 
 def packed_copies(model: torch.nn.Module) -> set[str]:
-    """Returns the names of functions that modules have for a computation of their own, and that hold tensors other than
-    the live weights, or the handle of a library that holds such tensors: a copy that a CPU kernel has packed (vLLM's
-    `cpu_linear` over oneDNN, whose handle is a tensor in an object).
+    """Returns the names ("module.attribute") of functions that modules keep for a computation of their own, and that
+    hold a copy of weights which a CPU kernel has packed. Such a function's closure has a tensor that is no live weight,
+    or an object that keeps a tensor (vLLM's `cpu_linear` over oneDNN: its handle is a tensor in an object).
 
     No attribute shows such a copy, and the weight that was packed may be there unchanged, or be gone.
     """

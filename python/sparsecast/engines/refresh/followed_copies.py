@@ -26,33 +26,34 @@ _LARGEST: dict[torch.dtype, tuple[int, int]] = {
     torch.float8_e4m3fn: (0x7F, 0x7E),
     torch.float8_e5m2: (0x7F, 0x7C),
 }
-"""Mask that takes the sign away, and the largest pattern that is no NaN."""
+"""By dtype: mask that clears the sign bit of a value's bits, and the largest bits without a sign that are not a NaN."""
 
 _COPIES = (aten.clone, aten._to_copy, aten.cat, aten.stack, aten.constant_pad_nd, aten.index, aten.index_select)
 _MAKES_NEW = (aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.new_empty, aten.new_zeros)
 
 
 def has_nans(dtype: torch.dtype) -> bool:
-    """Returns whether a dtype has NaNs to mark what did not change."""
+    """Returns whether the dtype has NaNs, which can mark the elements that did not change."""
     return dtype in _LARGEST
 
 
 def nan_bits(dtype: torch.dtype) -> int:
-    """Returns the pattern of a quiet NaN of a dtype that has NaNs."""
+    """Returns the bits, as an integer, of a quiet NaN of a dtype that has NaNs."""
     return _LARGEST[dtype][0]
 
 
 def is_nan(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a mask of the NaNs of a tensor whose dtype has NaNs, found by their bits, because 8-bit floats do not
-    have `isnan` everywhere.
+    """Returns a boolean tensor of the same shape that is True where the tensor has a NaN. NaNs are found by their bits,
+    because torch does not have `isnan` for 8-bit floats everywhere. The dtype must have NaNs.
     """
     unsigned, largest = _LARGEST[tensor.dtype]
     return (bits_of(tensor) & unsigned) > largest
 
 
 class _FollowedCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows a tensor through a loader, from copy to copy, until its elements reach a tensor that was there before the
-    loader ran. Raises UnsupportedError naming the followed tensor if the loader computes with it.
+    """Follows `tensor` through a loader that runs under this mode, from copy to copy, until its elements reach a live
+    tensor: one that existed before the loader ran. Raises UnsupportedError naming the tensor if the loader computes
+    with it or casts it.
     """
 
     _purpose = ""
@@ -121,22 +122,24 @@ class _FollowedCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise UnsupportedError(f"tensor {self._name!r} cannot be {self._purpose}: the loader {what}")
 
     def _arrives(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Deals with a copy into a tensor that was there before, of the same shape."""
+        """Handles a copy of followed elements into a live tensor of the same shape, in the place of the copy itself."""
         raise NotImplementedError
 
     def _number(self, func: Any, tensor: torch.Tensor) -> Any:
-        """Returns what the loader reads on the host."""
+        """Returns the number that the loader gets when it reads the one element of `tensor` on the host."""
         raise NotImplementedError
 
     def _passes(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Hears of a copy into a tensor that the loader has made."""
+        """Called before a copy of followed elements into a tensor that the loader has made."""
 
     def _copied(self, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> None:
-        """Hears of an operator in `_COPIES` that made `result`."""
+        """Called after an operator in `_COPIES`, given `args` and `kwargs`, has made `result` of followed elements."""
 
 
 class MaskedCopies(_FollowedCopies):  # type: ignore[no-untyped-call]
-    """Copies and fills that reach a tensor that was there before keep its elements where the source is a NaN."""
+    """Makes copies and fills of live tensors skip NaNs: a live element stays as it is where the followed tensor has a
+    NaN.
+    """
 
     _purpose = "NaN-masked"
 
@@ -155,8 +158,8 @@ class MaskedCopies(_FollowedCopies):  # type: ignore[no-untyped-call]
 
 
 class ReadBack(_FollowedCopies):  # type: ignore[no-untyped-call]
-    """Writes nothing that was there before; `finish`, called afterwards, copies backwards, from the model into the
-    tensor that the loader got.
+    """Runs a loader without writing any live tensor, and notes its copies; `finish`, called afterwards, runs them
+    backwards: from the model into the tensor that the loader got.
     """
 
     _purpose = "read back"
@@ -164,14 +167,14 @@ class ReadBack(_FollowedCopies):  # type: ignore[no-untyped-call]
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         super().__init__(name, tensor)
         self.places: list[torch.Tensor] = []
-        """Views of tensors that were there before, into which the loader would have copied."""
+        """Views of live tensors: the places into which the loader would have copied."""
         self._backwards: list[Callable[[], None]] = []
         self._numbers: dict[float, torch.Tensor] = {}
         self._found: dict[int, torch.Tensor] = {}  # By storage: which of its elements come from the model.
 
     def finish(self) -> None:
-        """Fills the tensor with the elements that the model has of it; elements that the model does not have stay as
-        they are.
+        """Copies, into the tensor that the loader got, its elements in the model. Elements that the model does not have
+        stay as they are.
         """
         for step in reversed(self._backwards):
             step()
@@ -183,7 +186,9 @@ class ReadBack(_FollowedCopies):  # type: ignore[no-untyped-call]
         self._backwards.append(lambda: self._copy_back(source, target, ...))
 
     def _copy_back(self, source: torch.Tensor, target: torch.Tensor, index: Any) -> None:
-        """Copies to `source[index]` the elements of `target` that come from the model."""
+        """Copies into `source[index]` those elements of `target` that come from the model, and notes in `_found` that
+        `source` has them now. `target` is what the loader made of `source[index]`.
+        """
         to, bits = bits_of(source), bits_of(target).to(source.device)
         if storage_key(target) not in self._made:
             to[index] = bits

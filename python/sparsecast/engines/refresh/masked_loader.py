@@ -20,11 +20,12 @@ from sparsecast.errors import UnsupportedError
 
 
 class MaskedLoader:
-    """Passes NaN-masked tensors through `load_weights` of an engine, as `Subscriber.apply_nan_masked` wants it.
+    """Passes NaN-masked tensors through the loader `load_weights` of an engine, as `Subscriber.apply_nan_masked` wants
+    it.
 
     `table` lists the canonical tensors as (name, dtype, shape), in the order of the subscriber's table. The loader may
-    slice, transpose, pad and concatenate what it gets, and copies it into live tensors at the end; the copies keep the
-    live element where there is a NaN. One tensor is in memory at a time.
+    slice, transpose, pad and concatenate what it gets, and copies it into live tensors at the end; these copies keep
+    the live element where there is a NaN. One tensor is in memory at a time, on `device`.
     """
 
     def __init__(
@@ -38,10 +39,11 @@ class MaskedLoader:
         self._device = torch.device(device)
 
     def prove(self, model: torch.nn.Module) -> None:
-        """Loads a tensor of NaNs alone for each name, which must change no parameter or buffer of `model`; what it does
-        change is put back. Raises UnsupportedError naming a tensor that cannot be NaN-masked: an integer tensor, or a
-        tensor with which the loader computes, which the loader does not copy element by element, or on which the loader
-        fails.
+        """Shows that every tensor of the table can be NaN-masked: loads, for each name, a tensor that is NaN
+        throughout, which must change no parameter or buffer of `model`. Whatever it changes is put back.
+
+        Raises UnsupportedError naming the tensor for an integer tensor, and for a tensor with which the loader
+        computes, of which the loader writes something else than copies, or on which the loader fails.
         """
         found = list(slots(model))
         known = {storage_key(slot.data): slot.name for slot in found}
@@ -70,22 +72,25 @@ class MaskedLoader:
                 raise UnsupportedError(f"tensor {name!r}: the loader writes something else than copies of its elements")
 
     def __call__(self, index: int, address: int, stream: int) -> None:
-        """Loads tensor `index` of the table, which lies at `address`; on a device, as work on CUDA stream `stream`."""
+        """Loads the tensor with this index in the table, NaN-masked; its elements lie at `address`. On a CUDA device
+        the loading is work on the stream whose handle is `stream`.
+        """
         name, dtype, shape = self._table[index]
         tensor = tensor_at(address, TORCH_DTYPES[dtype], shape, self._device)
         with _on_stream(stream, self._device):
             self.load(name, tensor)
 
     def load(self, name: str, tensor: torch.Tensor) -> None:
-        """Loads a tensor in which NaN marks the elements that do not change. Raises UnsupportedError that names the tensor,
-        and the errors of the loader; a part of the tensor may be loaded then.
+        """Loads a tensor in which NaN marks the elements that do not change. Raises UnsupportedError, naming the
+        tensor, if the loader computes with it, and passes the errors of the loader on; a part of the tensor may be
+        loaded then.
         """
         with torch.no_grad(), pools_run_here(), MaskedCopies(name, tensor):
             self._load_weights(iter([(name, tensor)]))
 
     def read_back(self, name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Fills `tensor`, which has the canonical shape, with the elements that the model holds of it, by running the
-        loader's own copies backwards; elements that the loader copies nowhere (of other ranks, say) stay as they are.
+        """Fills `tensor`, which has the canonical shape, with its elements in the model, by running the loader's own
+        copies backwards. Elements that the loader copies nowhere (those of other ranks, for example) stay as they are.
         Writes no weight.
 
         Returns views of the places of these elements in the model. Raises UnsupportedError if the loader does more than

@@ -21,19 +21,22 @@ from sparsecast.errors import DirtyError, UnsupportedError
 
 
 class MaskedReload:
-    """Brings the model to what the copies hold, one tensor at a time, and reads each tensor back.
+    """Loads into the model, after an update, what has changed in copies of canonical tensors: one tensor at a time, and
+    reads each tensor back.
 
-    `copies` are the canonical tensors in canonical shapes, in host memory or on the device of the model, which the
-    caller patches. In addition to the copies this needs memory on the device for four times the tensor that is being
-    loaded, and 8 bytes for each of its elements that has changed. For the engine's thread, while nothing runs.
+    `copies` are the canonical tensors in canonical shapes, in host memory or on the device of the model; the caller
+    patches them. Needs, in addition, memory on the device for four times the tensor that is being loaded, and 8 bytes
+    for each of its elements that has changed. For the engine's thread, while nothing runs.
     """
 
     def __init__(self, model: torch.nn.Module, load_weights: LoadWeights, copies: Mapping[str, torch.Tensor]) -> None:
         self.copies = dict(copies)
         self.derived: list[str] = []
-        """Names of the tensors of the model into which the loader copies, once they are proven."""
+        """Names of the live tensors into which the loader copies `copies`; `prove` finds them."""
         self.loaded_whole: list[str] = []
-        """Tensors that the last `run` gave the loader whole, because some of their elements have become NaNs."""
+        """Names of tensors that the last `run` gave the loader whole instead of NaN-masked, because elements have
+        become NaNs.
+        """
         self._model = model
         self._load_weights = load_weights
         self._device = next((slot.data.device for slot in slots(model)), torch.device("cpu"))
@@ -41,9 +44,11 @@ class MaskedReload:
         self._loader = MaskedLoader(table, load_weights, self._device)
 
     def prove(self, *, as_loaded: bool) -> None:
-        """Raises UnsupportedError naming a tensor that cannot be NaN-masked (an integer tensor, or a tensor with which
-        the loader does more than copy), and with `as_loaded` also a tensor that is read back with other bits than its
-        copy has. The model is as before then.
+        """Shows that every tensor of `copies` can be NaN-masked and read back, and leaves the model as it was. With
+        `as_loaded`, the model must also hold the bits that the copies have.
+
+        Raises UnsupportedError naming the tensor for an integer tensor, for a tensor with which the loader does more
+        than copy or of which it copies nothing, and, with `as_loaded`, for a tensor that is read back with other bits.
         """
         self._loader.prove(self._model)
         names = {storage_key(slot.data): slot.name for slot in slots(self._model)}
@@ -61,8 +66,8 @@ class MaskedReload:
         self.derived = list(found)
 
     def run(self) -> None:
-        """Loads what the copies have and the model has not. Raises DirtyError naming the tensor if the loader fails, or
-        leaves other bits.
+        """Loads into the model every element in which the copies differ from it. Raises DirtyError naming the tensor if
+        the loader fails, or leaves other bits than the copy has.
         """
         self.loaded_whole = []
         for name, copy in self.copies.items():
@@ -76,7 +81,9 @@ class MaskedReload:
                 ) from error
 
     def audit(self) -> None:
-        """Reads every tensor back. Raises DirtyError naming a tensor of which the model holds something else."""
+        """Reads every tensor back. Raises DirtyError naming a tensor of which the model holds other bits than
+        the copy.
+        """
         for name, copy in self.copies.items():
             new = copy.to(self._device)
             if not torch.equal(bits_of(self._read(name, new)[0]), bits_of(new)):
@@ -100,8 +107,8 @@ class MaskedReload:
             raise DirtyError(f"tensor {name!r}: the engine's loader left other bytes")
 
     def _read(self, name: str, new: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Returns the tensor as the model holds it, with elements of `new` where the model holds none, and views of its
-        places in the model.
+        """Returns the tensor as the model holds it, and views of its places in the model. Elements that the model does
+        not hold are those of `new`.
         """
         live = new.clone()
         return live, self._loader.read_back(name, live)

@@ -13,8 +13,9 @@ _INTERNAL = frozenset(vars(torch.nn.Module()))
 
 
 class Reached:
-    """Tensors reachable from a module's attributes (submodules excluded), by path, and the attribute objects on the
-    way. Post-processing changes these objects as well: methods of quantisation and kernels, for example.
+    """Finds everything that a module reaches through its attributes, parameters and buffers, but not through
+    submodules: `tensors` has the tensors by path ("quant_method.scale"). Also remembers the objects on the way, because
+    post-processing changes these as well (methods of quantisation, kernels).
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -33,8 +34,8 @@ class Reached:
                 left += reversed([(f"{path}.{key}".removeprefix("."), each) for key, each in self._inside(value)])
 
     def put_back(self) -> None:
-        """Restores the contents of every object that was reached, and leaves alone the objects whose contents are
-        unchanged.
+        """Gives every object that was reached the contents that it had then. Objects with unchanged contents are not
+        touched.
         """
         for table, before in self._tables:
             if isinstance(table, list):
@@ -45,7 +46,9 @@ class Reached:
                 table.update(before)
 
     def _inside(self, value: Any) -> list[tuple[object, Any]]:
-        """Returns what an object holds, with names, and remembers the object's contents for `put_back`."""
+        """Returns (name, value) of everything that an object holds, and remembers the object's contents for
+        `put_back`.
+        """
         if isinstance(value, dict):
             self._tables.append((value, dict(value)))
             return list(value.items())

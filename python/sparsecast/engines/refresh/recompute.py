@@ -37,45 +37,54 @@ from sparsecast.errors import DirtyError, UnsupportedError
 
 @dataclass
 class Step:
-    """A piece of an engine's code that computes tensors of `module` from weights of `module` and from `inputs`."""
+    """A piece of an engine's code, `run`, that computes tensors of `module` from weights of `module` and from
+    `inputs`.
+    """
 
     name: str
     """Name of `module` in its model; empty for the model itself."""
     module: torch.nn.Module
     run: Callable[[], object]
     inputs: tuple[torch.Tensor, ...] = ()
-    """Shadows that it reads."""
+    """Copies outside the model that the step reads: shadows of canonical tensors, or parameters as they were loaded."""
     loads: tuple[str, ...] = ()
-    """Names of the tensors that the step gives the loader, if the loader has several steps."""
+    """Names of the tensors in mode "dense" that this step gives the loader; empty for any other step."""
     repacks: bool = False
-    """Whether the step is post-processing that makes tensors of `module` from `inputs` alone (module `repacked`)."""
+    """Whether the step is post-processing that makes tensors of `module` from `inputs` alone (module
+    `refresh.repacked`).
+    """
     places: tuple[Slot, ...] = ()
     """Places that the step may write in addition to the places of `module`."""
     unproven: str = ""
-    """What is only known to be right if the step makes what the engine's own load has left."""
+    """Sentence that says what is only known to be right once the step has made the same bits as the engine's own load;
+    empty if there is nothing of that kind.
+    """
     derived: list[Slot] = field(default_factory=list)
-    """Places whose tensors it computes; `Recomputation.prove` finds them."""
+    """Places of the tensors that the step computes; `Recomputation.prove` finds them."""
 
     def may_make(self, derived: str) -> bool:
-        """Returns whether a place of this name is in its module."""
+        """Returns whether the tensor of this name in the model belongs to the step's module or to a submodule of it."""
         return not self.name or derived.startswith(f"{self.name}.")
 
 
 def loader_step(model: torch.nn.Module, load_weights: LoadWeights, shadows: Mapping[str, torch.Tensor]) -> Step:
-    """Returns the step that gives the loader of a model the canonical tensors with which it computes."""
+    """Returns the step that gives the loader of a model the shadows: the canonical tensors with which it computes."""
     return Step("", model, lambda: load_weights(iter(shadows.items())), tuple(shadows.values()))
 
 
 def loader_steps(model: torch.nn.Module, load_weights: LoadWeights, traced: TracedLoader) -> list[Step]:
-    """Returns the steps of the loader for this map: one step for its shadows, and the steps for its dense tensors."""
+    """Returns the steps that load what the map `traced` keeps in mode "shadow", all in one step, and in mode "dense", a
+    few tensors per step.
+    """
     shadows = traced.shadows("shadow")
     steps = [loader_step(model, load_weights, shadows)] if shadows else []
     return steps + dense_steps(model, load_weights, traced.shadows("dense"))
 
 
 def dense_steps(model: torch.nn.Module, load_weights: LoadWeights, copies: Mapping[str, torch.Tensor]) -> list[Step]:
-    """Returns steps that give the loader whole tensors from host memory, in their order; each step has as many tensors
-    as fit into the bytes of the largest tensor. A tensor is moved to the device of the model when the loader takes it.
+    """Returns steps that give the loader the tensors in `copies` whole, in their order. Each step has as many tensors
+    as fit into the bytes of the largest tensor. A tensor is moved from host memory to the device of the model when the
+    loader takes it.
     """
     largest = max((copy.nbytes for copy in copies.values()), default=0)
     device = next((slot.data.device for slot in slots(model)), torch.device("cpu"))
@@ -95,8 +104,8 @@ def dense_steps(model: torch.nn.Module, load_weights: LoadWeights, copies: Mappi
 
 
 def steps_that_make(derived: Collection[str], post_processing: Iterable[Step]) -> list[Step]:
-    """Returns the steps of an engine, in its order, that may have made one of the tensors in `derived`: for each
-    tensor, the steps of the innermost module that has it.
+    """Returns those steps of `post_processing` that may have made a tensor whose name is in `derived`, in their order:
+    for each tensor, the steps of the innermost module that has it.
     """
     steps = list(post_processing)
     wanted: set[str] = set()
@@ -107,7 +116,8 @@ def steps_that_make(derived: Collection[str], post_processing: Iterable[Step]) -
 
 
 class Recomputation:
-    """The steps that bring the derived tensors of one rank up to date; for the engine's thread, while nothing runs.
+    """The steps that bring the derived tensors of one rank up to date after an update; for the engine's thread, while
+    nothing runs.
 
     `traced` is the map of what updates patch, with the copies that are kept outside the model. `needed` names the
     tensors that the steps have to make, in addition to the tensors that the loader computes according to the map.
@@ -126,13 +136,15 @@ class Recomputation:
         self.needed = frozenset(needed).union(traced.computed)
         self.shadows = traced.shadows()
         self.modes = dict(traced.modes)
-        """Mode of each tensor in `shadows`; empty until `prove` has chosen it."""
+        """Mode of each tensor in `shadows`, by name; an empty string until `prove` has chosen the mode."""
         self.reasons = dict(traced.shadowed)
-        """Reason of each mode: what keeps the tensor from being patched in place."""
+        """Sentence, by name of each tensor in `shadows`, that says what keeps the tensor from being patched in
+        place.
+        """
         self._load_weights = load_weights
         self._masked: MaskedReload | None = None
         self.seconds = 0.0
-        """Duration of the last `run`."""
+        """Duration of the last `run`, in seconds."""
         self._model = model
         live = {storage_key(slot.data) for slot in slots(model)}
         inputs = [tensor for step in self.steps if step.repacks for tensor in step.inputs]
@@ -141,30 +153,33 @@ class Recomputation:
 
     @property
     def shadow_bytes(self) -> int:
+        """Bytes of all copies that are kept outside the model: shadows, and parameters as they were loaded."""
         return sum(tensor.nbytes for tensor in (*self.shadows.values(), *self._copies.values()))
 
     @property
     def repacked(self) -> list[str]:
-        """Names of the modules whose parameters are made of copies as loaded."""
+        """Names of the modules whose live parameters are made from copies of the parameters as they were loaded."""
         return [step.name for step in self.steps if step.repacks]
 
     @property
     def derived(self) -> list[str]:
-        """Names of the tensors that are computed or loaded again, by their places in the model."""
+        """Names in the model of the live tensors that `run` computes or loads again; complete after `prove`."""
         made = [slot.name for step in self.steps for slot in step.derived]
         return list(dict.fromkeys([*made, *(self._masked.derived if self._masked is not None else ())]))
 
     @property
     def loaded_whole(self) -> list[str]:
-        """NaN-masked tensors that were loaded whole in the last `run`, because some of their elements became NaNs."""
+        """Names of tensors in mode "nan_masked" that the last `run` loaded whole, because some of their elements became
+        NaNs.
+        """
         return self._masked.loaded_whole if self._masked is not None else []
 
     def prove(self, *, as_loaded: bool) -> None:
-        """Runs every step and puts all of the model back as it was. Raises UnsupportedError, with the reason, for a
-        step that cannot be run again, and for a tensor in `needed` that no step computes.
+        """Runs every step once or twice and puts the whole model back as it was. Raises UnsupportedError, with the
+        reason, for a step that cannot be run again, and for a tensor in `needed` that no step computes.
 
-        With `as_loaded`, the live tensors are what the engine's own load has left, and every step has to make the same
-        bits; without it (weights that are still to come) each step has to make the same bits twice.
+        `as_loaded` says that the live tensors are what the engine's own load has left: then every step has to make the
+        same bits. Otherwise the weights are still to come, and each step has to make the same bits twice.
         """
         self._choose_and_mask(as_loaded)
         more = [slot for step in self.steps for slot in step.places]
@@ -193,7 +208,7 @@ class Recomputation:
 
     def run(self) -> None:
         """Computes every derived tensor again, at the address where it was. Raises DirtyError, naming the tensor or the
-        step, if that fails: then the weights are of the new version, and the derived tensors are not.
+        step, if a step fails: then the weights are of the new version, and the derived tensors are not.
         """
         begin = time.perf_counter()
         if self._masked is not None:
@@ -204,8 +219,8 @@ class Recomputation:
         self.seconds = time.perf_counter() - begin
 
     def audit(self) -> None:
-        """Computes every derived tensor again, reads every NaN-masked tensor back, and compares. Raises DirtyError
-        naming a tensor that held something else.
+        """Computes every derived tensor again, reads every tensor in mode "nan_masked" back, and compares. Raises
+        DirtyError naming a tensor that held other bits.
         """
         if self._masked is not None:
             self._masked.audit()
@@ -218,8 +233,8 @@ class Recomputation:
         self._synchronize()
 
     def _choose_and_mask(self, as_loaded: bool) -> None:
-        """Chooses the mode of tensors that the trace could not follow, and proves the tensors that are to be
-        NaN-masked.
+        """Chooses the mode of each tensor that has none yet: "nan_masked" if that can be proven, else "dense". Then
+        proves all tensors in mode "nan_masked" together, and raises UnsupportedError if that fails.
         """
         still_open = {name: self.shadows[name] for name, mode in self.modes.items() if mode == ""}
         for name, copy in still_open.items():
@@ -244,8 +259,9 @@ class Recomputation:
         return MaskedReload(self._model, self._load_weights, copies)
 
     def _observe(self, step: Step, known: Mapping[int, str]) -> list[tuple[Slot, torch.Tensor]]:
-        """Runs a step and undoes it. Returns what it made, and where. Raises UnsupportedError with the reason against
-        it. `known` names the storages of the model.
+        """Runs a step under watch and undoes it. Returns the places that it writes, each with the tensor that it made
+        there. Raises UnsupportedError with the first reason why the step cannot be run after an update. `known` names
+        the storages of the model.
         """
         own = [*slots(step.module, step.name), *step.places]
         writable = {storage_key(slot.data) for slot in own}
@@ -295,8 +311,9 @@ class Recomputation:
 
 
 def report(recomputations: Sequence[Recomputation]) -> dict[str, object]:
-    """Returns which tensors are not patched in place, by mode and with the reason, what is recomputed, and what it
-    costs, as JSON values.
+    """Returns, as JSON values for the status of an engine: canonical tensors that are not patched in place (by mode,
+    with the reason), live tensors that are recomputed, the bytes of copies, and the seconds that the last recomputation
+    took.
     """
     return {
         "modes": {mode: _reasons(recomputations, mode) for mode in MODES if mode != "in_place"},
@@ -356,7 +373,9 @@ def _run(step: Step) -> None:
 
 
 def _settle(slot: Slot) -> None:
-    """Brings a result to the address where it was before, if the step has put it elsewhere."""
+    """Copies the tensor that a step has put into the place to the address that the place had before, and puts the
+    tensor of before back. Raises DirtyError if the place has no tensor of the same dtype and shape.
+    """
     if slot.is_as_found():
         return
     now = slot.table.get(slot.key)

@@ -44,10 +44,12 @@ _PERIOD = 65521
 
 
 class RepackedModules:
-    """The repacked modules of a live model, with the copies of their parameters; for the engine's thread.
+    """The repacked modules of a live model, with copies of their parameters as they were loaded; for the engine's
+    thread.
 
     `twin` is the same model on the meta device, as it is before loading; it was made under the mode `constants`.
-    `finish` has, by the names of the modules, the engine's post-processing of the twin's modules.
+    `finish` has, by the name of each repacked module, the engine's post-processing of the module of that name in
+    `twin`.
     """
 
     def __init__(
@@ -69,17 +71,18 @@ class RepackedModules:
 
     @property
     def parameters(self) -> list[str]:
-        """Names of the parameters that the modules had when they were loaded."""
+        """Names in the model of the parameters that the modules had when they were loaded."""
         return [f"{module.name}.{name}" for module in self._modules for name in module.copies]
 
     def has(self, name: str) -> bool:
-        """Returns whether a tensor of the model is in one of the repacked modules."""
+        """Returns whether the tensor of this name in the model belongs to one of the repacked modules."""
         return any(name.startswith(f"{module.name}.") for module in self._modules)
 
     @contextlib.contextmanager
     def shown(self, *, to_read: bool = False) -> Iterator[None]:
-        """Puts the copies in the place of the model's live parameters during the context, as the loader needs it; with
-        `to_read`, clones of the copies on the model's device, where a copy is not there already.
+        """Puts the copies in the place of the model's live parameters while the context lasts, because the loader works
+        on parameters as they are before post-processing. With `to_read`, copies that are not on the model's device are
+        replaced by clones that are there.
         """
         live = [(module.live._parameters, dict(module.live._parameters)) for module in self._modules]
         for module in self._modules:
@@ -95,8 +98,8 @@ class RepackedModules:
                 table.update(before)
 
     def around(self, run: Callable[P, R], *, to_read: bool = False) -> Callable[P, R]:
-        """Returns `run`, a piece of the engine's loading from before post-processing, with the copies `shown` while it
-        runs.
+        """Returns a function that runs `run` while the copies are `shown`; `to_read` is handed on to `shown`. `run` is
+        a piece of the engine's loading that comes before post-processing.
         """
 
         def shown(*arguments: P.args, **options: P.kwargs) -> R:
@@ -107,7 +110,7 @@ class RepackedModules:
 
     @property
     def places(self) -> tuple[Slot, ...]:
-        """Places of the copies."""
+        """Slots of the copies, by the names of the parameters in the model."""
         return tuple(
             Slot(f"{module.name}.{name}", module.copies, name, copy, copy.detach(), True)
             for module in self._modules
@@ -115,9 +118,11 @@ class RepackedModules:
         )
 
     def completed(self, traced: TracedLoader) -> TracedLoader:
-        """Returns a map that was traced while the copies were shown, with the copies named in `repacked`. Raises
-        UnsupportedError for a parameter that no canonical tensor fills whole, if post-processing makes something of the
-        unfilled rest, and the engine does not make the parameter with one constant value.
+        """Returns the map `traced`, which was traced while the copies were shown, with the names of the copies in
+        `repacked`; copies and padded parameters are no longer in `missing`.
+
+        Raises UnsupportedError for a parameter that canonical tensors do not fill whole, if post-processing makes
+        something of the unfilled rest, and the engine does not make the parameter with one constant value.
         """
         own = {f"{module.name}.{name}" for module in self._modules for name in module.copies if module.is_copy(name)}
         complete = set(own)
@@ -132,8 +137,8 @@ class RepackedModules:
         )
 
     def steps(self, loader_steps: Sequence[Step]) -> list[Step]:
-        """Returns the steps of the loader, which may then write the copies, too, and the steps that make the live
-        parameters from the copies.
+        """Returns all steps of a `Recomputation`: `loader_steps`, which may then also write the copies, followed by the
+        steps that make the live parameters from the copies.
         """
         return [
             *(replace(step, places=self.places) for step in loader_steps),
@@ -146,7 +151,7 @@ class RepackedModules:
 
 
 class _Repacked:
-    """One repacked module."""
+    """One repacked module: its copies, and the post-processing that makes its live tensors from them."""
 
     def __init__(
         self,
@@ -162,42 +167,60 @@ class _Repacked:
         self._twin, self._finish, self._device = twin, finish, device
         own = {key: p for key, p in twin._parameters.items() if p is not None and id(p) not in shared}
         self.shared = {key for key, parameter in twin._parameters.items() if id(parameter) in shared}
-        """Names of parameters that another module has as well, and that stay as they are loaded there."""
+        """Names of parameters that other modules have as well. They are not copied: they stay as they were loaded
+        there.
+        """
         self._fresh = Reached(twin)
         common = {storage_key(tensor) for tensor in self._fresh.tensors.values() if not tensor.is_meta}
         reached = Reached(live).tensors
         self._live = {path: tensor for path, tensor in reached.items() if storage_key(tensor) not in common}
-        """Tensors that the live module reaches and the twin does not, by path; without tensors that all modules share.
+        """Tensors that the live module reaches, by path; without tensors that the twin reaches as well, which all
+        modules share.
         """
         self._in_place: dict[int, str] = {}
-        """Names of parameters by live storage, for storages that have the bytes of the parameter as it was loaded."""
+        """Names of parameters by `storage_key`, for live storages that have the bytes of the parameter as it was
+        loaded.
+        """
         self.lies_in_place = False
-        """Whether all live tensors of the module lie in such storages, or are as they were constructed."""
+        """Whether every live tensor of the module lies in a storage in `_in_place`, or is as it was constructed:
+        nothing has to be made again then.
+        """
         live_memory = self._find_what_lies_in_place(own)
         self.copies = {key: _as_loaded(p, live_memory.get(key), live, twin, device) for key, p in own.items()}
-        """The parameters in the form that they had when they were loaded."""
+        """The parameters by name, in the form that they had when they were loaded: live memory where that has their
+        bytes, else a copy in host memory.
+        """
         self._constants = {key: value for key, p in own.items() if (value := constants.value_of(p)) is not None}
-        """Values of parameters that the engine makes as constants, which padding keeps."""
+        """Value, by name, of each parameter that the engine makes with one value throughout; padding keeps this
+        value.
+        """
         for key, value in self._constants.items():
             if value and key not in live_memory:  # Copies begin as zeros.
                 self.copies[key].fill_(value)
         self.unproven = ""
-        """What only a comparison with the engine's own load proves; empty if there is nothing of that kind."""
+        """Sentence that says what only a comparison with the engine's own load can prove; empty if there is nothing of
+        that kind.
+        """
 
     def copies_on_device(self) -> dict[str, torch.Tensor]:
-        """Returns the copies; where a copy is not on the module's device, a clone of it there."""
+        """Returns the copies by name; a copy that is not on the module's device is replaced by a clone that is
+        there.
+        """
         return {
             key: copy if copy.device == self._device else _like(copy.detach().to(self._device), copy)
             for key, copy in self.copies.items()
         }
 
     def is_copy(self, name: str) -> bool:
-        """Returns whether a parameter is a copy, and not live memory in the form that it had when it was loaded."""
+        """Returns whether the parameter of this name is kept as a copy; False if live memory has the parameter's bytes
+        as they were loaded.
+        """
         return name not in self._in_place.values()
 
     def _find_what_lies_in_place(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns the live memory of parameters whose bytes post-processing leaves where they are, whatever it makes of
-        their form (a transposed view, another name). Post-processing is given random values to find that out.
+        """Returns, by name, the parameters that live memory has as they were loaded, as tensors over that memory; also
+        sets `_in_place` and `lies_in_place`. They are the parameters whose bytes post-processing leaves where they are,
+        whatever it makes of their form (a transposed view, another name); it is given random values to find that out.
         """
         try:
             with _probing():
@@ -224,8 +247,9 @@ class _Repacked:
         return is_constant or path in self.shared
 
     def run(self) -> None:
-        """Makes every live tensor of the module again, at its address. Raises UnsupportedError, before anything is
-        written, if post-processing does not make a tensor, or makes it with another dtype or shape.
+        """Makes every live tensor of the module again from the copies, at its address. Raises UnsupportedError, before
+        anything is written, if post-processing does not make one of the tensors, or makes it with another dtype or
+        shape.
         """
         made, _ = self._made(self.copies)
         writes: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -248,7 +272,9 @@ class _Repacked:
             tensor.copy_(new)
 
     def places(self) -> tuple[Slot, ...]:
-        """Returns the places of live tensors that belong to objects of the module instead of the module itself."""
+        """Returns slots of live tensors that belong to objects of the module, such as kernels, and not to the module
+        itself.
+        """
         own = {storage_key(slot.data) for slot in slots(self.live)}
         return tuple(
             Slot(f"{self.name}.{path}", {path: tensor}, path, tensor, tensor, False)
@@ -257,8 +283,9 @@ class _Repacked:
         )
 
     def look_at_unfilled(self, traced: TracedLoader) -> None:
-        """Raises UnsupportedError if the results depend on elements of the copies that no shard fills, and that are not
-        known to have the value with which the engine makes the parameter.
+        """Finds out whether the results of post-processing depend on elements of the copies that no shard fills. Sets
+        `unproven` if they do but the engine makes the parameter with one constant value; raises UnsupportedError if it
+        does not.
         """
         unfilled = [name for name in self.copies if self.is_copy(name) and f"{self.name}.{name}" in traced.missing]
         if not unfilled:
@@ -281,8 +308,8 @@ class _Repacked:
                 self.unproven = f"{reason}: whether the rest is padding is proven by what the engine has loaded alone"
 
     def padded_in_place(self, traced: TracedLoader) -> set[str]:
-        """Returns the names of parameters in live memory that tensors fill in part, if the rest has the value with
-        which the engine makes the parameter: padding.
+        """Returns the names in the model of parameters in live memory that canonical tensors fill in part, and whose
+        rest is padding: it has the value with which the engine makes the parameter.
         """
         found: set[str] = set()
         for name, value in self._constants.items():
@@ -297,7 +324,7 @@ class _Repacked:
         return f"{self.name}.{name}" not in traced.untouched
 
     def _rest(self, traced: TracedLoader, name: str) -> torch.Tensor:
-        """Returns a mask of the elements of a parameter's storage that no shard fills."""
+        """Returns a mask over the storage of a parameter's copy: True for elements that no shard fills."""
         copy = self.copies[name]
         mask = torch.ones(storage_elements(copy), dtype=torch.bool, device=copy.device)
         for shard in traced.shards:
@@ -306,8 +333,9 @@ class _Repacked:
         return mask
 
     def _random(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Returns random values in the form of a parameter, the same values each time, and finite for a floating-point
-        dtype. The values repeat after a prime number of elements, which fits no tile.
+        """Returns a tensor of random values with the dtype, shape and strides of a parameter: the same values each
+        time, and finite for a floating-point dtype. The values repeat after a prime number of elements, which fits no
+        tile.
         """
         size, dtype = storage_elements(parameter), parameter.dtype
         random = torch.Generator().manual_seed(size)
@@ -319,8 +347,8 @@ class _Repacked:
         return repeated.view(dtype).as_strided(parameter.shape, parameter.stride())
 
     def _made(self, copies: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Returns the tensors of the twin, by their paths, after post-processing that was given clones of `copies`, and
-        the clones.
+        """Runs post-processing over the twin with clones of `copies` as its parameters, and puts the twin back. Returns
+        the tensors that the twin reached after that, by path, and the clones by name.
         """
         given: dict[str, torch.Tensor] = {}
         parameters: dict[str, Any] = self._twin._parameters
@@ -349,7 +377,9 @@ def _as_loaded(
     twin: torch.nn.Module,
     device: torch.device,
 ) -> torch.Tensor:
-    """Returns live memory, or zeros in host memory, as a parameter of the twin, with the loader of the live module."""
+    """Returns the copy of a parameter of the twin, as a parameter of the same class, with the loader of the live
+    module. Its memory is `live_memory`, or new zeros in host memory if that is None.
+    """
     if live_memory is None:
         memory = host_memory(storage_elements(parameter), parameter.dtype, device)
         live_memory = memory.as_strided(parameter.shape, parameter.stride())
@@ -362,8 +392,8 @@ def _as_loaded(
 
 @contextlib.contextmanager
 def _probing() -> Iterator[None]:
-    """Undoes what is written during the context into tensors that existed before it, and silences what the engine logs
-    about values that are not the model's.
+    """Undoes, at the end of the context, what is written in it into tensors that existed before. Until then nothing is
+    logged: what the engine would say is about values that are not the model's.
     """
     watch, disabled = Watch({}), logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -376,7 +406,7 @@ def _probing() -> Iterator[None]:
 
 
 def _is_same(made: torch.Tensor, live: torch.Tensor) -> bool:
-    """Returns whether two tensors have the same form in storages of the same size."""
+    """Returns whether two tensors have the same dtype, shape, strides and offset, in storages of the same size."""
 
     def form(tensor: torch.Tensor) -> tuple[object, ...]:
         place = tensor.shape, tensor.stride(), tensor.storage_offset()
@@ -386,14 +416,14 @@ def _is_same(made: torch.Tensor, live: torch.Tensor) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns all bytes of the tensor's storage."""
+    """Returns a view of all bytes of the tensor's storage."""
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     storage = tensor.untyped_storage()
     return memory.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns all elements of the tensor's storage."""
+    """Returns a view of all elements of the tensor's storage, in one dimension."""
     return tensor.detach().as_strided((storage_elements(tensor),), (1,), 0)
 
 
@@ -402,7 +432,7 @@ def _like_zeros(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor as a parameter of the same class with the same attributes."""
+    """Makes `tensor` a parameter of the same class and with the same attributes as `parameter`, and returns it."""
     tensor.__class__ = parameter.__class__
     tensor.__dict__ = dict(vars(parameter))
     return tensor

@@ -10,8 +10,8 @@ _log = logging.getLogger("sparsecast")
 
 
 def stale_draft() -> str:
-    """Returns a sentence about the draft that this server guesses with; empty if it guesses without weights, or not at
-    all.
+    """Returns a warning that the draft model, with which this server guesses tokens, is not updated. Empty if the
+    server guesses without weights, or does not guess.
     """
     from sglang.srt.runtime_context import get_model, get_spec
 
@@ -27,7 +27,7 @@ def stale_draft() -> str:
 
 
 def say_stale_draft() -> None:
-    """Logs the sentence of `stale_draft`, if it is not empty."""
+    """Logs the warning of `stale_draft`, if there is one."""
     words = stale_draft()
     if words:
         _log.warning("%s", words)

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 
 class _RankState(NamedTuple):
+    """What one rank holds, for the other ranks: `state`, `version` and `in_doubt` are those of its `Receiver`."""
+
     state: State
     version: int
     in_doubt: int
@@ -46,11 +48,12 @@ class _RankState(NamedTuple):
 
 
 class SglangEnd:
-    """Receiver of one rank, for the thread of the scheduler; `status` for any thread.
+    """Receiver of one rank of an SGLang engine. `status` is for any thread, everything else for the thread of the
+    scheduler.
 
     `model_runner` is SGLang's; every join reads its `model`, `model_config` and `device`. `cpu_group` has the ranks
     that hold the model together: the tensor-parallel ranks of all stages. All methods except `leave` and `status` are
-    collective over that group: if one rank fails, every rank raises, so that the answer of rank 0, which is the only
+    collective over that group. If one rank fails, every rank raises, so that the answer of rank 0, which is the only
     answer that clients of SGLang get, covers all ranks.
     """
 
@@ -69,8 +72,9 @@ class SglangEnd:
         self._rearranged: set[str] = set()  # Modules whose kernels keep another order than the files.
 
     def join(self, host: str, port: int, rank_offset: int, world_size: int, info: GroupInfo) -> int:
-        """Meets the trainer, verifies that this engine holds its version, and returns it. A later call joins a new
-        group.
+        """Meets the trainer at `host`:`port`, and verifies that this engine holds the trainer's version. Returns this
+        version. A later call leaves the group for a new one. The engine has the ranks of the world from `rank_offset`
+        on, and `world_size` is the number of all ranks.
 
         Blocks generation until all ranks have come, within `info.timeout` seconds. Raises UnsupportedError naming
         tensors or layers that cannot be patched, UsageError for names that do not fit, UnauthenticatedError,
@@ -107,9 +111,9 @@ class SglangEnd:
         return receiver.version
 
     def receive(self, timeout: float, base_version: int | None = None) -> None:
-        """Starts staging in the background, while the trainer runs its sync().
+        """Starts to stage the next version in the background, while the trainer runs its sync(); `timeout` in seconds.
 
-        Raises VersionGapError if the engine is at another version than `base_version`.
+        Raises VersionGapError if the engine is at another version than `base_version`; None is not checked.
         """
         receiver = self._joined()
         failure = _failure_of(lambda: receiver.start_receive(timeout, base_version=base_version))
@@ -121,14 +125,17 @@ class SglangEnd:
             raise
 
     def staged(self) -> bool:
-        """Returns whether the version has arrived and been checked on all ranks. Does not wait. Raises the failure."""
+        """Returns whether the next version has arrived and been checked on all ranks. Does not wait. Raises the error
+        of staging if staging has failed.
+        """
         receiver = self._joined()
         pending = receiver.state == "receiving"
         raise_if_any_failed(None if pending else _failure_of(lambda: receiver.wait_staged(1.0)), self._group)
         return not is_so_anywhere(pending, self._group)
 
     def apply(self, timeout: float) -> Receipt:
-        """Runs the pause: applies the staged version and verifies it. If it raises, the version before stands.
+        """Applies the staged version in place and verifies it, within `timeout` seconds: the work of the pause. If it
+        raises, the version before stands, unless this engine did not hear whether the trainer has committed (`held`).
 
         After DirtyError the weights are half-written, and nothing may be generated until `join` has repaired them.
         """
@@ -140,14 +147,16 @@ class SglangEnd:
         return receipt
 
     def cancel(self, reason: str, timeout: float) -> None:
-        """Cancels an update in progress, if any. The version before stands; the group must be joined again."""
+        """Cancels the update in progress, if there is one: the other ranks of the world fail with `reason`. The version
+        before stands, and the group must be joined again.
+        """
         receiver = self.receiver
         if receiver is not None and receiver.state in ("receiving", "staged"):
             receiver.abandon(reason, timeout)
 
     def held(self) -> dict[str, Any]:
-        """Returns {"attempt", "versions"}: the version in doubt, 0 if there is none, and the versions that ranks
-        hold.
+        """Returns {"attempt", "versions"}: the version that is applied but not known to be committed (0 if there is
+        none), and the sorted versions that ranks hold.
         """
         held = self._gather()
         return {
@@ -156,11 +165,12 @@ class SglangEnd:
         }
 
     def expire(self, committed: bool) -> dict[str, Any]:
-        """Ends the update of a trainer that is gone: drops what is staged, and settles what is in doubt. `committed`
-        says whether any rank of the server has heard the commit; otherwise the version before comes back.
+        """Ends the update of a trainer that is gone: drops the staged version, and settles the version in doubt.
+        `committed` says whether any rank of the server has heard that this version was committed: it stays then, and
+        otherwise the version before comes back.
 
-        Returns {"version", "is_whole", "states"}, the same on every rank: the version in memory, -1 for weights of no
-        trainer. No generation may run.
+        Returns {"version", "is_whole", "states"}, the same on every rank: the version in memory (-1 for weights of no
+        trainer), whether all ranks have that version unharmed, and the states of the ranks. No generation may run.
         """
         self.cancel("the lease of the pause ran out", 30.0)
         failure = None
@@ -175,7 +185,7 @@ class SglangEnd:
         return {"version": max(versions), "is_whole": is_whole, "states": sorted({rank.state for rank in held})}
 
     def _gather(self) -> list[_RankState]:
-        """Returns what every rank holds."""
+        """Returns the states of all ranks of the group, by rank."""
         states = get_args(State)
         own = torch.tensor([states.index("unproven"), -1, 0, True, -1])
         if self.receiver is not None:
@@ -190,14 +200,14 @@ class SglangEnd:
         return [_RankState(states[row[0]], row[1], row[2], bool(row[3]), row[4]) for row in rows]
 
     def audit(self) -> None:
-        """Reads all weights and compares their digest with the version's.
+        """Reads all weights and compares their digest with that of the version that the engine holds.
 
-        Raises DigestMismatchError, naming tensors; then only a join repairs them.
+        Raises DigestMismatchError naming tensors that differ; then only a join repairs them.
         """
         raise_if_any_failed(_failure_of(self._joined().audit), self._group)
 
     def leave(self, timeout: float) -> None:
-        """Leaves the group. Weights stay at the version last verified."""
+        """Leaves the group, after cancelling an update in progress. Weights stay at the version last verified."""
         if self.receiver is not None and self.receiver.state != "closed":
             if self.receiver.state in ("receiving", "staged"):
                 self.receiver.abandon("the engine leaves its group", timeout)
@@ -205,7 +215,9 @@ class SglangEnd:
             self.receiver.close(timeout)
 
     def status(self) -> dict[str, Any]:
-        """Returns engine, rank, version and state as JSON values."""
+        """Returns, as JSON values, the status of the receiver (engine, rank, version, state), the number of tensors
+        that are patched in place, and `refresh.recompute.report`.
+        """
         receiver = self.receiver
         if receiver is None:
             return {"state": "not joined", "is_whole": True, "held_version": None}

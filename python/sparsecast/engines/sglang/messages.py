@@ -21,12 +21,16 @@ PREFIX = "sparsecast:"
 GROUP_NAME = "sparsecast"
 BACKEND = "sparsecast"
 SECRET_VARIABLE = "SPARSECAST_SECRET"
-"""Environment variable of the server that holds the secret, for callers that do not send it over HTTP."""
+"""Environment variable of the server that holds the secret of the group, for callers that do not send the secret over
+HTTP.
+"""
 
 RECEIVING = "receiving"
 STAGED = "staged"
 DEFERRED = "deferred"
-"""Answer of a server with pipeline stages; phase "result" asks for the real answer."""
+"""Answer of a server with pipeline stages while a step is still to be done; phase "result" asks for the step's own
+answer.
+"""
 
 PhaseName = Literal["receive", "staged", "apply", "cancel", "status", "audit", "lease", "held", "expire", "result"]
 _PHASES = get_args(PhaseName)
@@ -35,66 +39,83 @@ Proof = Literal["checkpoint", "trust"]
 
 @dataclass(frozen=True)
 class GroupInfo:
-    """How this engine meets a trainer."""
+    """How an engine meets a trainer: the JSON object in `group_name` of `/init_weights_update_group`."""
 
     secret: str = field(repr=False)
+    """Secret that the ranks of the group prove to each other."""
     generation: int = 0
-    """Generation of the group: grows with every call."""
+    """Number of the group: grows with every call of the trainer that makes a group."""
     trainer: str = ""
-    """Name of the trainer, its own (`TrainerFence`). Empty: any may follow it, and it fences nobody."""
+    """Name that no other trainer has (`TrainerFence`). Empty for a trainer without a name: any trainer may follow it,
+    and it shuts no other trainer out.
+    """
     channels: Channels = "control"
+    """Transport that carries the weights: "control", "mpi" or "nccl"."""
     interface: str = ""
+    """Network interface of this engine's side of the group; empty for any."""
     engine: str = "sglang"
-    """Name of this engine in the world, unique there."""
+    """Name of this engine, which no other engine in the world has."""
     reach_timeout: float | None = None
-    """Seconds in which the trainer's rank 0 must be reached; None: `timeout`."""
+    """Seconds within which the trainer's rank 0 must be reached; None means `timeout`."""
     timeout: float = 300.0
-    """Seconds for meeting, verification, and seeding if this engine needs it."""
+    """Seconds for the meeting, the verification, and, if this engine needs it, the sending of all weights."""
     version: int = 0
-    """Version that the engine holds; at the first call, the version of the checkpoint that it was started from."""
+    """Version that the engine holds. At the first call it is the version of the checkpoint that the server was started
+    from.
+    """
     needs_anchor: bool = False
-    """Whether the memory holds no usable weights (dummy weights, released memory): all weights are sent."""
+    """Whether the engine's memory holds no usable weights (dummy weights, released memory): then the trainer sends all
+    weights.
+    """
     tensors: tuple[CanonicalTensor, ...] | None = None
     """Tensor table of the trainer; None means the table of the checkpoint that the server was started from."""
     ties: frozenset[frozenset[str]] = frozenset()
-    """Pairs of names that are one tensor at the trainer."""
+    """Pairs of names that are one tensor in the trainer's model."""
     may_miss: tuple[str, ...] = ()
-    """Patterns (fnmatch) of parameters of SGLang that the trainer does not have."""
+    """Patterns (fnmatch) of names of SGLang's parameters that the trainer does not have."""
     modes: Mapping[str, str] = field(default_factory=dict)
-    """Mode ("in_place", "shadow", "nan_masked", "dense") by pattern (fnmatch) of the trainer's tensors, where it is not
-    left to the loader: docs/engines.md, "Modes"."""
+    """Mode ("in_place", "shadow", "nan_masked", "dense") by pattern (fnmatch) of the names of the trainer's tensors;
+    the trace of the loader chooses for other names: docs/engines.md, "Modes".
+    """
     entry_bytes: int | None = None
-    """Most bytes of a rank's device memory for decoded changes between staging and apply; None: a sixteenth of its
-    weights. For the first call."""
+    """Most bytes of each rank's device memory that hold decoded changes between staging and apply; None means a
+    sixteenth of the rank's weights. Read at the first call only.
+    """
     proof: Proof = "checkpoint"
-    """How it is made sure that no kernel has repacked weights behind their loader: "checkpoint" compares live memory
-    with the files that SGLang was started from, at the first call; "trust" takes the caller's word, for servers whose
-    weights have changed since. With `needs_anchor` nothing can be compared, and only forms known to be kept pass."""
+    """How it is shown that no kernel has repacked weights behind their loader.
+
+    "checkpoint" compares live memory with the files that SGLang was started from, at the first call. "trust" takes the
+    caller's word, for servers whose weights have changed since. With `needs_anchor` nothing can be compared, and only
+    layers whose form is known to be kept pass.
+    """
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One step of an update."""
+    """One step of an update: the JSON object in `action` of `/weights_checker`."""
 
     phase: PhaseName
     timeout: float = 300.0
+    """Seconds within which the step must end."""
     base_version: int | None = None
-    """Version that the trainer updates from; an engine at another version fails. None: not checked."""
+    """For "receive": version from which the trainer updates; an engine at another version fails. None is not
+    checked.
+    """
     seconds: float = 0.0
-    """Length of a lease; 0 ends it."""
+    """For "lease": length of the lease in seconds; 0 ends the lease."""
     committed: bool = False
     """For "expire": whether any rank of the server has heard that the version in doubt was committed."""
 
 
 def is_ours(text: str) -> bool:
-    """Returns whether a group name or an action is meant for sparsecast."""
+    """Returns whether the `group_name` or the `action` of a message is meant for sparsecast."""
     return text == GROUP_NAME or text.startswith(PREFIX)
 
 
 def parse_group(text: str) -> GroupInfo:
-    """Parses the GroupInfo in a `group_name`. Raises UsageError naming the field, and UnsupportedError if the trainer's
-    sparsecast (`release`, which may be left out) is of a version that does not work with the version of this
-    installation.
+    """Returns the GroupInfo in a `group_name`; a secret that is not in it comes from the environment. Raises UsageError
+    naming the field, and UnsupportedError if the trainer's version of sparsecast (`release`, which may be left out)
+    does not work with the version of this installation.
     """
     found = _object(text, "group_name")
     refuse_other_release(found.pop("release", ""))  # First: another version may have other fields.
@@ -123,7 +144,7 @@ def parse_group(text: str) -> GroupInfo:
 
 
 def parse_phase(text: str) -> Phase:
-    """Parses the Phase in an `action`. Raises UsageError naming the field."""
+    """Returns the Phase in an `action`. Raises UsageError naming the field."""
     found = _object(text, "action")
     if "phase" not in found:
         raise UsageError(f"action: no field 'phase' (one of {', '.join(_PHASES)})")
@@ -141,7 +162,7 @@ def parse_phase(text: str) -> Phase:
 def phase_action(
     phase: PhaseName, timeout: float, *, base_version: int | None = None, committed: bool | None = None
 ) -> str:
-    """Returns the `action` that `parse_phase` parses."""
+    """Returns the `action` from which `parse_phase` reads this phase; None leaves a field out."""
     fields: dict[str, Any] = {"phase": phase, "timeout": timeout}
     if base_version is not None:
         fields["base_version"] = base_version

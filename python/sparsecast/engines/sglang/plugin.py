@@ -27,7 +27,9 @@ _SERVER = "sglang.srt.entrypoints.http_server"
 
 
 def register() -> None:
-    """Registers the hooks with SGLang's HookRegistry, which applies them. May be called more than once."""
+    """Registers the hooks of both processes, the scheduler and the HTTP server, with SGLang's HookRegistry, which
+    applies them. May be called more than once.
+    """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     for target, hook, kind in (
@@ -47,8 +49,8 @@ def register() -> None:
 
 
 def end_of(model_runner: Any, cpu_group: Any = None) -> SglangEnd | None:
-    """Returns the receiver of this rank, which is kept as an attribute of the model runner; makes one if there is none
-    and `cpu_group` is given.
+    """Returns the receiver of this rank, which is an attribute of the model runner. If there is none yet, makes one
+    over `cpu_group`, or returns None if that is None.
     """
     from sparsecast.engines.sglang.engine import SglangEnd
 
@@ -63,7 +65,9 @@ def end_of(model_runner: Any, cpu_group: Any = None) -> SglangEnd | None:
 
 
 def init_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """Handles `/init_weights_update_group` with backend "sparsecast": joins a group."""
+    """Handles `/init_weights_update_group` with backend "sparsecast" in the scheduler: this rank joins a group. Hands
+    requests for other backends to `original`.
+    """
     if request.backend != messages.BACKEND:
         return original(manager, request)
     from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqOutput
@@ -83,7 +87,9 @@ def init_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
 
 
 def destroy_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """Handles `/destroy_weights_update_group` for group "sparsecast": leaves it."""
+    """Handles `/destroy_weights_update_group` for group "sparsecast" in the scheduler: this rank leaves the group.
+    Hands requests for other groups to `original`.
+    """
     if not messages.is_ours(request.group_name):
         return original(manager, request)
     from sglang.srt.managers.io_struct import DestroyWeightsUpdateGroupReqOutput
@@ -99,7 +105,9 @@ def destroy_group(original: Callable[..., Any], manager: Any, request: Any) -> A
 
 
 def check_weights(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """Handles `/weights_checker` with an action "sparsecast:{...}": a step of an update."""
+    """Handles `/weights_checker` with an action "sparsecast:{...}" in the scheduler: does one step of an update. Hands
+    requests with other actions to `original`.
+    """
     if not messages.is_ours(request.action):
         return original(manager, request)
     from sglang.srt.managers.io_struct import CheckWeightsReqOutput
@@ -118,7 +126,7 @@ def _is_result(action: str) -> bool:
 
 
 def _replica() -> tuple[int, int, int]:
-    """Returns the number of this data-parallel replica, how many there are, and the ranks of each."""
+    """Returns the index of this data-parallel replica, the number of replicas, and the number of ranks in each."""
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
@@ -126,7 +134,7 @@ def _replica() -> tuple[int, int, int]:
 
 
 def _own_end(manager: Any) -> SglangEnd:
-    """Returns the receiver of this rank, over a CPU group of all ranks that hold the model together."""
+    """Returns the receiver of this rank, whose CPU group is all ranks that hold the model together."""
     from sglang.srt.runtime_context import get_parallel
 
     group = get_parallel().world_group.cpu_group if get_parallel().pp_size > 1 else manager.tp_cpu_group
@@ -169,13 +177,13 @@ def _apply(manager: Any, end: SglangEnd, timeout: float) -> str:
 
 
 def _stamp(manager: Any, version: int) -> None:
-    """Makes the scheduler stamp what it generates with this version (`meta_info.weight_versions`)."""
+    """Makes the scheduler stamp what it generates from now on with this version (`meta_info.weight_versions`)."""
     manager.record_weight_version_after_update(str(version))
 
 
 def _stop_generation(manager: Any) -> None:
-    """Stops generation, because half-written weights must not be read, until a join repairs them and the caller
-    resumes.
+    """Pauses generation, because half-written weights must not be read. It stays paused until a join has repaired the
+    weights and the caller resumes.
     """
     from sglang.srt.managers.io_struct import PauseGenerationReqInput
 
@@ -183,8 +191,9 @@ def _stop_generation(manager: Any) -> None:
 
 
 def _answer(manager: Any, output: Callable[..., Any], work: Callable[[], str]) -> Any:
-    """Does the work and returns its answer. In an engine of several pipeline stages, the work is deferred until no
-    batch is on its way in any stage (`stages.put_aside`), and the answer says so.
+    """Does the work and returns an `output` message that says whether it succeeded, with the text of its answer. In an
+    engine of several pipeline stages the work is deferred until no batch is on its way in any stage
+    (`stages.put_aside`), and the message says so.
     """
     from sglang.srt.runtime_context import get_parallel
 
@@ -196,8 +205,8 @@ def _answer(manager: Any, output: Callable[..., Any], work: Callable[[], str]) -
 
 
 def _outcome(work: Callable[[], str]) -> tuple[bool, str]:
-    """Returns whether it succeeded, and the answer or the error with its code in square brackets. SGLang would end the
-    scheduler for an exception.
+    """Does the work. Returns (True, its answer), or (False, the error with its code in square brackets): an exception
+    would end SGLang's scheduler.
     """
     try:
         return True, work()
@@ -208,7 +217,7 @@ def _outcome(work: Callable[[], str]) -> tuple[bool, str]:
 
 
 def add_status(result: Any, controller: Any, request: Any) -> Any:
-    """Adds the version of this engine to `internal_states` of `/server_info`."""
+    """Adds the status of this rank's receiver to `internal_states` of `/server_info`, under "sparsecast"."""
     end = end_of(controller.scheduler.tp_worker.model_runner)
     result.internal_state["sparsecast"] = {"state": "not joined"} if end is None else end.status()
     return result

@@ -28,7 +28,9 @@ Check = Callable[..., Awaitable[Answer]]
 
 
 async def init_group(original: Callable[..., Any], tokenizer: Any, obj: Any, request: Any = None) -> tuple[bool, str]:
-    """Hands `/init_weights_update_group` to all replicas, which SGLang's own method refuses to have."""
+    """Hands `/init_weights_update_group` with backend "sparsecast" to all data-parallel replicas, because SGLang's own
+    method refuses several. Returns whether all succeeded, and their answers. Other backends go to `original`.
+    """
     if obj.backend != messages.BACKEND:
         success, words = await original(tokenizer, obj, request)
         return success, words
@@ -38,7 +40,9 @@ async def init_group(original: Callable[..., Any], tokenizer: Any, obj: Any, req
 async def destroy_group(
     original: Callable[..., Any], tokenizer: Any, obj: Any, request: Any = None
 ) -> tuple[bool, str]:
-    """Hands `/destroy_weights_update_group` to all replicas."""
+    """Hands `/destroy_weights_update_group` for group "sparsecast" to all data-parallel replicas. Returns whether all
+    succeeded, and their answers. Other groups go to `original`.
+    """
     if not messages.is_ours(obj.group_name):
         success, words = await original(tokenizer, obj, request)
         return success, words
@@ -58,7 +62,9 @@ async def _ask_replicas(tokenizer: Any, communicator: str, obj: Any) -> tuple[bo
 
 
 def _joined(answers: list[Any]) -> tuple[bool, str]:
-    """Returns the answers of all replicas as one; of failures, the cause comes after what its peers say of it."""
+    """Returns whether all replicas succeeded, and their answers as one string. If any failed, only the failures are in
+    it: those that name the cause come after those that only say that a peer failed.
+    """
     failures = [answer.message for answer in answers if not answer.success]
     if failures:
         return False, _BETWEEN.join(sorted(dict.fromkeys(failures), key=lambda words: "[peer_failed]" not in words))
@@ -71,9 +77,10 @@ async def _ask(tokenizer: Any, obj: Any) -> Answer:
 
 
 async def check_weights(original: Check, tokenizer: Any, obj: Any, request: Any = None) -> Answer:
-    """Answers `/weights_checker`; for "staged" when the version has arrived, by polling the scheduler.
+    """Answers `/weights_checker` with an action of sparsecast; other actions go to `original`. Phase "staged" is
+    answered when the version has arrived, or with a timeout: the scheduler is asked again and again.
 
-    The scheduler continues generating; waiting inside it would stop its loop.
+    Waiting inside the scheduler would stop its loop, and with it the generation.
     """
     if not messages.is_ours(obj.action):
         return await original(tokenizer, obj, request)
@@ -96,7 +103,9 @@ async def check_weights(original: Check, tokenizer: Any, obj: Any, request: Any 
 
 
 async def _renew_lease(tokenizer: Any, phase: messages.Phase) -> Answer:
-    """Renews or ends the lease of this server's pause; it begins with an engine that has joined."""
+    """Renews the lease of this server's pause for `phase.seconds`, or ends it if that is 0. Answers with what was done
+    when a lease last ran out.
+    """
     lease: PauseLease | None = getattr(tokenizer, "_sparsecast_lease", None)
     if lease is None:
         lease = PauseLease(lambda: _expire(tokenizer))
@@ -109,7 +118,9 @@ async def _renew_lease(tokenizer: Any, phase: messages.Phase) -> Answer:
 
 
 async def _expire(tokenizer: Any) -> str:
-    """Ends the update of a trainer that is gone, and resumes; returns what was done."""
+    """Ends the update of a trainer that is gone, and resumes generation if all replicas hold one whole version. Returns
+    a sentence about what was done.
+    """
     from sglang.srt.managers.io_struct import (
         CheckWeightsReqInput,
         ContinueGenerationReqInput,
@@ -149,7 +160,9 @@ def _is_committed(held: list[dict[str, Any]]) -> bool:
 
 
 def add_request_versions(result: Any, state: Any) -> Any:
-    """Adds the middleware `RequestVersions` to SGLang's HTTP server, once its tokenizer manager exists."""
+    """Adds the middleware `RequestVersions` to SGLang's HTTP server, once the server's tokenizer manager exists.
+    Returns `result`, that of the hooked function.
+    """
     from sglang.srt.entrypoints.http_server import app
 
     async def ask() -> str:

@@ -23,14 +23,16 @@ Outcome = tuple[bool, str]
 
 @dataclass
 class _Step:
-    """A step that was put aside."""
+    """A step that was put aside until the scheduler's loop has run `passes_left` more passes."""
 
     work: Callable[[], Outcome]
     passes_left: int
 
 
 def put_aside(scheduler: Any, work: Callable[[], Outcome], stages: int) -> Outcome:
-    """Keeps `work` until no batch is on its way in any stage. Returns the answer until then."""
+    """Keeps `work` until no batch is on its way in any of the `stages` pipeline stages. Returns (True, DEFERRED), or a
+    failure if another step is still put aside.
+    """
     if getattr(scheduler, "_sparsecast_step", None) is not None:
         return False, "the step before has not ended yet [usage]"
     scheduler._sparsecast_step = _Step(work, scheduler.pp_loop_size + stages)
@@ -38,7 +40,9 @@ def put_aside(scheduler: Any, work: Callable[[], Outcome], stages: int) -> Outco
 
 
 def result(scheduler: Any) -> Outcome:
-    """Returns the answer of the step that was put aside last, or DEFERRED while it is to come."""
+    """Returns the outcome of the step that was put aside last, or (True, DEFERRED) while the step is still to
+    be done.
+    """
     if getattr(scheduler, "_sparsecast_step", None) is not None:
         return True, DEFERRED
     outcome: Outcome = getattr(scheduler, "_sparsecast_outcome", (False, "no step was begun [usage]"))
@@ -46,7 +50,9 @@ def result(scheduler: Any) -> Outcome:
 
 
 def between_passes(original: Callable[..., Any], scheduler: Any, *arguments: Any, **options: Any) -> Any:
-    """Does what was put aside when its time has come, before the next pass of the loop takes requests."""
+    """Hook around the function that takes requests in each pass of the scheduler's loop: counts the passes, and does
+    the step that was put aside when its time has come. Then calls `original`.
+    """
     step: _Step | None = getattr(scheduler, "_sparsecast_step", None)
     if step is not None:
         step.passes_left -= 1
@@ -57,7 +63,9 @@ def between_passes(original: Callable[..., Any], scheduler: Any, *arguments: Any
 
 
 def next_batch(original: Callable[..., Any], scheduler: Any, *arguments: Any, **options: Any) -> Any:
-    """Starts no batch while a step is to come, or while stages are paused; what runs stays as it is."""
+    """Hook around the function that chooses the next batch: chooses none while a step is put aside, or while an engine
+    with pipeline stages is paused. The running batch stays as it is. Otherwise calls `original`.
+    """
     from sglang.srt.managers.scheduler import NextBatchPlan
     from sglang.srt.runtime_context import get_parallel
 

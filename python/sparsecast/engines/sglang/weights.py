@@ -29,8 +29,8 @@ _OTHER_WAY = "load these weights by /update_weights_from_distributed or /update_
 
 
 def refuse_server_wide(model: torch.nn.Module) -> None:
-    """Raises UnsupportedError, with the reason, if the server keeps weights where a patch of a rank's memory is not
-    enough, or may move them.
+    """Raises UnsupportedError, with the reason, if an option of the server keeps weights where patching the rank's
+    memory is not enough, or may move the weights.
     """
     reason = _server_wide_reason(model)
     if reason is not None:
@@ -38,8 +38,8 @@ def refuse_server_wide(model: torch.nn.Module) -> None:
 
 
 def repacked_modules(model: torch.nn.Module, config: ModelConfig, too: Collection[str]) -> RepackedModules:
-    """Returns the layers whose weights are in another form than the loader's, and the modules in `too` that have
-    post-processing, with copies as loaded.
+    """Returns the layers whose weights have another form than the loader gave them, and the modules in `too` that have
+    post-processing, with copies of their parameters as they were loaded.
 
     Raises UnsupportedError naming the layers and the reasons if SGLang does not make the model a second time.
     """
@@ -66,8 +66,8 @@ def _finish(module: torch.nn.Module, config: ModelConfig) -> Callable[[], object
 
 
 def _twin(config: ModelConfig) -> tuple[torch.nn.Module, Constants]:
-    """Makes the model a second time, on the meta device, as SGLang does to sign its structure. Returns this model, and
-    which of its tensors are constants.
+    """Makes the model a second time, on the meta device, as SGLang does when it signs a model's structure. Returns this
+    model, and the values of its constant tensors.
     """
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.layers.rotary_embedding.factory import _ROPE_DICT
@@ -104,8 +104,8 @@ def _server_wide_reason(model: torch.nn.Module) -> str | None:
 
 
 def reworked_layers(model: torch.nn.Module) -> dict[str, str]:
-    """Returns the layers whose weights are, or may be, in another form than the loader's, and why. Only known forms
-    pass.
+    """Returns the reason, by name of the layer, for layers whose weights have, or may have, another form than the
+    loader gave them. Only methods of quantisation that are known to keep the form have no entry.
     """
     found: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -167,8 +167,8 @@ def _fp8_reworked(layer: torch.nn.Module, method: Any, weights: Sequence[str]) -
 def trace_weights(
     model: torch.nn.Module, config: ModelConfig, info: GroupInfo, repacked_too: Collection[str] = ()
 ) -> tuple[TracedLoader, Recomputation]:
-    """Traces `model.load_weights` for the table of the trainer, or for the table of the checkpoint if the trainer gave
-    none, and finds the steps of SGLang that compute tensors from weights; the steps are not proven yet. `repacked_too`
+    """Traces `model.load_weights` for the trainer's table of tensors, or for the checkpoint's if the trainer gave none.
+    Returns the address map, and the steps of SGLang that compute tensors from weights, not proven yet. `repacked_too`
     names modules whose parameters are not what was loaded, although their form does not show it.
 
     Raises UnsupportedError with the tensors and the reasons, and UsageError for names that do not fit.
@@ -222,7 +222,7 @@ def _recomputation(
 
 
 def _in_context(config: ModelConfig, run: Callable[P, object]) -> Callable[P, object]:
-    """Returns `run` as SGLang's loaders run it: without gradients, with the model's default dtype."""
+    """Returns a function that calls `run` as SGLang's loaders do: without gradients, with the model's default dtype."""
     from sglang.srt.model_loader.utils import set_default_torch_dtype
 
     def wrapped(*arguments: P.args, **options: P.kwargs) -> object:
@@ -235,11 +235,11 @@ def _in_context(config: ModelConfig, run: Callable[P, object]) -> Callable[P, ob
 def trace_and_verify(
     model: torch.nn.Module, config: ModelConfig, info: GroupInfo
 ) -> tuple[TracedLoader, Recomputation, set[str]]:
-    """Runs `trace_weights`, compares live memory with the files that SGLang was started from, through the address map,
-    and fills the copies that are kept outside the model. Modules whose kernels keep what was loaded in another order
-    are mapped as repacked ones, and their names are returned, too.
+    """Runs `trace_weights`, compares live memory with the files that SGLang was started from, and fills the copies that
+    are kept outside the model. Modules whose kernels keep what was loaded in another order than the loader are mapped
+    as repacked modules. Returns the address map, the steps, and the names of these modules.
 
-    Raises UnsupportedError naming the tensors that differ from the files either way.
+    Raises UnsupportedError naming the tensors that differ from the files even if their modules are mapped as repacked.
     """
     traced, recomputation = trace_weights(model, config, info)
     wrong = traced.differences(traced.filling(_checkpoint(model, config)))
@@ -258,8 +258,8 @@ def trace_and_verify(
 
 
 def checkpoint_table(model: torch.nn.Module, config: ModelConfig) -> list[CanonicalTensor]:
-    """Returns names, dtypes and shapes of the checkpoint that SGLang was started from; reads only the headers of the
-    files.
+    """Returns names, dtypes and shapes of the tensors in the checkpoint that SGLang was started from. Reads only the
+    headers of the files. Raises UsageError if a file is not a safetensors file.
     """
     from safetensors import safe_open
 
@@ -280,7 +280,9 @@ def _checkpoint(model: torch.nn.Module, config: ModelConfig) -> Iterator[tuple[s
 
 
 def _loader(config: ModelConfig) -> Any:
-    """Returns the reader of SGLang for the files it was started from, without collectives over its ranks."""
+    """Returns SGLang's reader for the files that the server was started from; it runs no collectives over the ranks.
+    Raises UnsupportedError if the server was started without a checkpoint.
+    """
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.model_loader.loader import DefaultModelLoader, get_model_loader
     from sglang.srt.runtime_context import get_model

@@ -21,23 +21,31 @@ if TYPE_CHECKING:
     from sparsecast import Layout, Memory
 
 MODES = ("in_place", "shadow", "nan_masked", "dense")
-"""How updates reach a canonical tensor; docs/engines.md, "Modes"."""
+"""Ways in which updates reach a canonical tensor; docs/engines.md, "Modes", explains each."""
 
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """All of the storage of a live tensor of the rank, or the copy of a canonical tensor, as `LocalTensor` wants it."""
+    """The whole storage of a live tensor of this rank, or a copy that is kept outside the model. `name` and `dtype` are
+    those that `LocalTensor` wants.
+    """
 
     name: str
     dtype: str
     memory: torch.Tensor
-    """One dimension, contiguous, sharing the storage; `memory.numel()` elements of `dtype`, or as many words or bytes
-    of pairs."""
+    """View of the whole storage, contiguous and of one dimension. Its elements are those of `dtype`; where `dtype` is
+    of pairs of 4-bit numbers, they are int32 words or bytes.
+    """
 
 
 @dataclass(frozen=True)
 class TracedShard:
-    """A box of canonical tensor `tensor` where it lies in live tensor `local`; fields as in `sparsecast.Shard`."""
+    """A box of a canonical tensor, and the place of its elements.
+
+    `tensor` is an index of `TracedLoader.table`; `offset` and `extent` are the box, in elements of that tensor. `local`
+    is an index of `TracedLoader.tensors`; `first` is the position there of the box's first element, and `strides` the
+    distance between neighbours in each dimension of the box, both in elements.
+    """
 
     tensor: int
     offset: tuple[int, ...]
@@ -49,57 +57,71 @@ class TracedShard:
 
 @dataclass(frozen=True)
 class TracedLoader:
-    """Result of `trace_loader` on one rank."""
+    """Result of `trace_loader` on one rank: the address map, and the canonical tensors that have none."""
 
     table: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """Canonical tensors in the order of the caller, without those in `refused`, as the engine's checkpoint has them
-    (`in_checkpoint`)."""
+    """Canonical tensors (name, dtype, shape) as the engine's checkpoint has them (`in_checkpoint`), in the order in
+    which the caller listed them; without the tensors in `refused`.
+    """
     tensors: tuple[TracedTensor, ...]
-    """Live tensors that hold elements of the table, then the copies of canonical tensors."""
+    """Live tensors that hold elements of canonical tensors in `table`, followed by the copies that are kept outside the
+    model.
+    """
     shards: tuple[TracedShard, ...]
+    """Boxes of the canonical tensors, each with its place in `tensors`."""
     ties: tuple[tuple[str, str], ...]
     """Pairs (alias, original) of names that are loaded into the same memory."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Canonical tensors without an address map, and the reason: they need the dense loading of the engine."""
+    """Reason, by name, why a canonical tensor cannot be patched. The engine has to load these tensors whole, in its own
+    way.
+    """
     unused: tuple[str, ...] = ()
-    """Names of canonical tensors of which this rank holds nothing: experts or stages of other ranks, or names without
-    use here.
+    """Names of canonical tensors of which this rank holds nothing: experts or stages of other ranks, or tensors that
+    the model does not use.
     """
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Live parameters that no canonical tensor fills, and what is missing."""
+    """What is missing, by name, of each live parameter that canonical tensors do not fill: "4 of 64 elements"."""
     shadowed: Mapping[str, str] = field(default_factory=dict)
-    """Canonical tensors that are not patched in place, and why: whole in `tensors`, each in a copy of its own."""
+    """Reason, by name, why a canonical tensor is not patched in place. Each of these tensors has a copy of its own in
+    `tensors`, which holds all of it.
+    """
     modes: Mapping[str, str] = field(default_factory=dict)
-    """Mode of each tensor in `shadowed`; empty for a tensor in `unseen` whose mode is not forced: it becomes
-    "nan_masked" if that can be proven, else "dense"."""
+    """Mode, by name, of each canonical tensor in `shadowed`. It is empty for a tensor in `unseen` whose mode the caller
+    did not force: `Recomputation.prove` chooses "nan_masked" if that can be proven, else "dense".
+    """
     unseen: tuple[str, ...] = ()
-    """Canonical tensors in `shadowed` whose loading the trace could not follow: the loader fails without their memory.
+    """Names of canonical tensors in `shadowed` whose loading the trace could not follow: the loader fails on a tensor
+    without memory, or replaces the live tensor by another.
     """
     computed: tuple[str, ...] = ()
-    """Live tensors that the loader makes from the copies of tensors in `shadowed`, in whole or in part."""
+    """Names of live tensors that the loader computes, in whole or in part, from canonical tensors in `shadowed`."""
     failed: Mapping[str, Exception] = field(default_factory=dict)
-    """Canonical tensors, all in `refused`, on which the loader itself failed."""
+    """Exception of the loader, by name, for each canonical tensor in `refused` on which the loader failed."""
     live: tuple[str, ...] = ()
     """Names of the parameters and buffers of the model."""
     untouched: tuple[str, ...] = ()
-    """Names of parameters in `missing` of which nothing fills any element: they may be computed after loading."""
+    """Names of parameters in `missing` that the loader leaves wholly unfilled: the engine may compute them after
+    loading.
+    """
     repacked: tuple[str, ...] = ()
-    """Names in `tensors` of copies as loaded, from which the engine makes its live parameters (`refresh.repacked`)."""
+    """Names in `tensors` of copies of parameters as they were loaded. The engine makes its live parameters from these
+    copies (module `refresh.repacked`).
+    """
     pairs: Mapping[str, str] = field(default_factory=dict)
-    """Dtypes of the canonical tensors that hold pairs of 4-bit numbers, by name."""
+    """The trainer's dtype, by name, of each canonical tensor that holds pairs of 4-bit numbers."""
 
     def require_complete(self, derived: Collection[str] = ()) -> None:
-        """Raises UnsupportedError for what is refused, and UsageError for names that the loader does not know and for
-        parameters that nothing fills, with the nearest names. `derived` names parameters that are computed after
-        loading, which no canonical tensor has to fill.
+        """Raises UnsupportedError if a tensor is refused, and UsageError, with the nearest names, if the loader does
+        not know a name or if nothing fills a parameter. `derived` names parameters that are computed after loading,
+        which no canonical tensor has to fill.
         """
         missing = {where: what for where, what in self.missing.items() if where not in derived}
         names = [name for name, _, _ in self.table]
         raise_for(failed=self.failed, refused=self.refused, missing=missing, names=names, live=self.live)
 
     def shadows(self, mode: str | None = None) -> dict[str, torch.Tensor]:
-        """Returns the copies of canonical tensors, all or only of tensors in a mode, by name and in their canonical
-        shapes; they share the memory of `tensors`.
+        """Returns the copies of the canonical tensors in `shadowed` by name, in their canonical shapes: all copies, or
+        only those of tensors whose mode is `mode`. The copies share the memory of `tensors`.
         """
         memory = {tensor.name: tensor.memory for tensor in self.tensors}
         shapes = {name: shape for name, _, shape in self.table}
@@ -107,24 +129,30 @@ class TracedLoader:
         return {name: memory[f"shadow of {name}"].view(shapes[name]) for name in chosen}
 
     def may_fill(self) -> set[str]:
-        """Returns the names in `missing` that tensors may fill whose loading the trace could not follow."""
+        """Returns the names in `missing` that tensors in `unseen` may fill. These are all names in `missing`, because
+        the trace did not see where such tensors go; none if `unseen` is empty.
+        """
         return set(self.missing) if self.unseen else set()
 
     @property
     def in_place(self) -> int:
-        """Number of canonical tensors that are patched where they lie, or in part where they lie."""
+        """Number of canonical tensors that updates patch in live memory: without tensors that this rank does not hold,
+        shadowed tensors, and tensors that are patched in a copy of a repacked parameter.
+        """
         copies = {i for i, tensor in enumerate(self.tensors) if tensor.name in self.repacked}
         into_copies = {shard.tensor for shard in self.shards if shard.local in copies}
         return len(self.table) - len(self.unused) - len(self.shadowed) - len(into_copies)
 
     def kept(self) -> dict[str, torch.Tensor]:
-        """Returns everything that is kept outside the model: the shadows, and the copies of repacked parameters."""
+        """Returns everything that is kept outside the model: shadows by the name of their canonical tensor, and copies
+        of repacked parameters by "NAME as loaded".
+        """
         copies = {tensor.name: tensor.memory for tensor in self.tensors if tensor.name in self.repacked}
         return {**self.shadows(), **{f"{name} as loaded": memory for name, memory in copies.items()}}
 
     def fill_shadows(self, known: Mapping[str, torch.Tensor]) -> None:
-        """Fills the copies in `kept` from `known`, which another map of the same model has kept. Raises
-        UnsupportedError for a copy that is not in `known`.
+        """Fills every tensor of `kept()` from `known`, which is the `kept()` of an earlier map of the same model.
+        Raises UnsupportedError for a tensor that is not in `known`, or has another shape there.
         """
         for name, copy in self.kept().items():
             if name not in known or known[name].shape != copy.shape:
@@ -136,9 +164,9 @@ class TracedLoader:
             copy.copy_(known[name])
 
     def filling(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields canonical tensors as they come, after copying each into its shadow, if it has one, and into the places
-        that it has in copies of repacked parameters. Raises UnsupportedError for a tensor of another dtype or shape
-        than in the table.
+        """Passes the (name, tensor) pairs of a checkpoint through, and fills what is kept outside the model on the way:
+        each tensor is copied into its shadow and into its places in copies of repacked parameters before it is yielded.
+        Raises UnsupportedError for a shadowed tensor whose dtype or shape is not the table's.
         """
         shadows = self.shadows()
         places = self._places({tensor.name for tensor in self.tensors} & set(self.repacked))
@@ -157,9 +185,11 @@ class TracedLoader:
             yield name, tensor
 
     def layout(self, node: str = "", exclude: Collection[str] = ()) -> Layout:
-        """Returns the layout of this rank alone, to be joined with the others (`sparsecast.layouts.join_layouts`).
+        """Returns the layout of this rank alone, on node `node`, to be joined with the layouts of the other ranks
+        (`sparsecast.layouts.join_layouts`).
 
-        `exclude` drops canonical tensors that another rank refuses, so that all ranks have one table.
+        `exclude` names canonical tensors that another rank refuses: they are left out, so that all ranks have one
+        table.
         """
         from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
 
@@ -183,13 +213,14 @@ class TracedLoader:
         return name in self.pairs and dtype == "I32"
 
     def _as_sent(self, index: int) -> CanonicalTensor:
-        """Returns a tensor of the table as the trainer has it."""
+        """Returns name, dtype and shape, as the trainer has them, of the tensor with this index in `table`."""
         name, dtype, shape = self.table[index]
         return name, self.pairs.get(name, dtype), (*shape, WORD_BYTES) if self._is_words(index) else shape
 
     def memories(self) -> list[Memory]:
-        """Returns the memory of `tensors`, in order, for a `Receiver` or a `ShardedSubscriber`. Copies in host memory
-        are described as the device of the other tensors reaches them.
+        """Returns the addresses and sizes of the memory of `tensors`, in their order, for a `Receiver` or a
+        `ShardedSubscriber`. Copies in host memory are described as memory that the device of the other tensors reaches.
+        The tensors must outlive the result.
         """
         from sparsecast import describe
 
@@ -197,10 +228,11 @@ class TracedLoader:
         return [describe(_as_sent(t, seen_by(device, t.memory)), dtype=t.dtype) for t in self.tensors]
 
     def differences(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
-        """Compares live memory with canonical tensors (contiguous, any device): elements that differ, by name.
+        """Compares canonical tensors (contiguous, on any device) with their places in memory. Returns, by name, the
+        number of elements whose bits differ, of tensors that have any.
 
-        An empty dict for the whole checkpoint that the engine was started from verifies that the map is right: that
-        nothing has repacked a parameter behind its loader. Names that this rank does not hold are passed over.
+        An empty dict for the whole checkpoint that the engine was started from proves the map right: nothing has
+        repacked a parameter behind its loader. Tensors that this rank does not hold are passed over.
         """
         places = self._places({tensor.name for tensor in self.tensors})
         found: dict[str, int] = {}
@@ -212,12 +244,14 @@ class TracedLoader:
         return found
 
     def modules_of(self, names: Collection[str]) -> set[str]:
-        """Returns the names of the modules in whose live tensors some of the canonical tensors in `names` lie."""
+        """Returns the names of the modules whose live tensors hold elements of the canonical tensors in `names`."""
         wanted = {i for i, (name, _, _) in enumerate(self.table) if name in names}
         return {self.tensors[s.local].name.rpartition(".")[0] for s in self.shards if s.tensor in wanted}
 
     def _places(self, names: Collection[str]) -> dict[str, list[tuple[torch.Tensor, tuple[slice, ...]]]]:
-        """Returns where canonical tensors lie in the tensors that `names` names: views of memory, and boxes."""
+        """Returns, by canonical name, where that tensor lies in the tensors of `tensors` that are in `names`: pairs of
+        a view of their memory and the box of the canonical tensor that the view holds.
+        """
         places: dict[str, list[tuple[torch.Tensor, tuple[slice, ...]]]] = {}
         for shard in self.shards:
             local = self.tensors[shard.local]
@@ -229,7 +263,9 @@ class TracedLoader:
 
 
 def _elements(tensor: TracedTensor) -> int:
-    """Returns how many elements of its dtype the memory has."""
+    """Returns the number of elements of `tensor.dtype` in the tensor's memory, where a pair of 4-bit numbers is one
+    element.
+    """
     return _as_sent(tensor, tensor.memory).numel()
 
 

@@ -45,8 +45,8 @@ _NEW_OF = (aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones
 
 @contextlib.contextmanager
 def pools_run_here() -> Iterator[None]:
-    """Runs at once, in this thread, the work that this thread hands to thread pools during the context, as loaders do
-    with copies: a dispatch mode sees the operators of its own thread alone.
+    """While the context lasts, makes work that this thread hands to a ThreadPoolExecutor run at once and in this
+    thread. Loaders hand copies to such pools, and a dispatch mode sees only the operators of its own thread.
     """
     owner, submit = threading.get_ident(), ThreadPoolExecutor.submit
 
@@ -73,7 +73,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def storage_elements(tensor: torch.Tensor) -> int:
-    """Returns the number of elements of the dtype of the tensor in its whole storage."""
+    """Returns how many elements of the tensor's dtype its whole storage has."""
     return tensor.untyped_storage().nbytes() // tensor.element_size()
 
 
@@ -85,9 +85,10 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records where the elements of `canonical` go while a loader runs under this mode.
 
     `live` maps names to the tensors of the model; `canonical` maps names to tensors on the meta device. After the
-    trace, `memories[storage_key(t)]` of a live tensor has the origins of its elements, `computed` says for each
-    canonical tensor that was used in a computation which computation that was, `clashes` has what was loaded into one
-    place twice, and `read_on_host` the tensors whose values the loader read.
+    trace, `memories[storage_key(t)]` has the origins of the elements of live tensor `t`. `computed` has, for each
+    canonical tensor with which the loader computes, the computation. `clashes` has the places of live tensors into
+    which two things were loaded, as (name of the live tensor, what met there). `read_on_host` names the canonical
+    tensors whose values the loader read on the host.
     """
 
     def __init__(self, live: dict[str, torch.Tensor], canonical: dict[str, torch.Tensor]) -> None:
@@ -191,7 +192,9 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._read_back.add(storage_key(tensor))
 
     def _all_names(self, tensors: Sequence[torch.Tensor]) -> frozenset[str]:
-        """Returns the canonical tensors from which elements of the tensors came, also of live tensors."""
+        """Returns the names of the canonical tensors from which elements of `tensors` came, including what live tensors
+        got.
+        """
         return frozenset[str]().union(*(self._names_of(t, live=True) for t in tensors))
 
     def _overwrite(self, tensor: torch.Tensor, origin: Origin) -> None:
@@ -206,7 +209,9 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.clashes += [(name, clash) for clash in clashes]
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Records `target.copy_(source)` of two tensors that have one shape after broadcasting."""
+        """Records what `target.copy_(source)` would do, with `source` broadcast to the shape of `target`; copies
+        nothing.
+        """
         if not target.numel():
             return
         names = self._names_of(source, live=True)
@@ -338,12 +343,16 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def odd_float(n: int) -> float:
-    """Returns the n-th of some numbers that no loader has."""
+    """Returns the `n`-th of a series of floats so odd that no loader uses them: each can stand for a value and be known
+    again.
+    """
     return float(struct.unpack("<d", struct.pack("<Q", (0x0123 << 48) + n))[0])
 
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yields runs of consecutive values: position, first value, length."""
+    """Cuts a list of row numbers into runs of consecutive numbers. Yields for each run its position in the list, its
+    first row number, and its length.
+    """
     start = 0
     for i in range(1, len(rows) + 1):
         if i == len(rows) or rows[i] != rows[i - 1] + 1:
@@ -356,7 +365,7 @@ def _on_meta(leaf: Any) -> Any:
 
 
 def written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Returns the arguments that an operator writes, by its schema."""
+    """Returns the tensors among the arguments that the operator writes into, as its schema says."""
     found: list[torch.Tensor] = []
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:

@@ -10,17 +10,20 @@ import torch
 from sparsecast import buffers
 
 CanonicalTensor = tuple[str, str, Sequence[int]]
-"""Name, safetensors dtype ("BF16") and shape of a tensor as the trainer has it."""
+"""Name, safetensors dtype (such as "BF16") and shape, in elements, of a tensor of the trainer."""
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, key) for key, name in buffers.TORCH_DTYPES.items() if hasattr(torch, key)
 } | {"I4X2": torch.uint8}
-"""torch dtype by safetensors name, for the dtypes that this torch has; pairs of integers are bytes in torch."""
+"""torch dtype by safetensors name, for the dtypes that the installed torch has; pairs of 4-bit integers (I4X2) are
+uint8.
+"""
 
 
 def in_checkpoint(tensor: CanonicalTensor) -> CanonicalTensor:
-    """Returns a tensor as the engine's checkpoint has it: pairs of 4-bit numbers are I32 where their last of several
-    dimensions is the bytes of a word, and U8 elsewhere.
+    """Returns name, dtype and shape of a tensor as the engine's checkpoint has it. Only tensors of pairs of 4-bit
+    numbers differ from the trainer's: where the last of several dimensions is the 4 bytes of a word, it is dropped and
+    the dtype is I32; elsewhere the dtype is U8.
     """
     name, dtype, shape = tensor
     if dtype not in buffers.PAIRS:
@@ -31,5 +34,5 @@ def in_checkpoint(tensor: CanonicalTensor) -> CanonicalTensor:
 
 
 def pairs_of(canonical: Sequence[CanonicalTensor]) -> dict[str, str]:
-    """Returns the dtypes of the tensors of pairs, by name."""
+    """Returns the trainer's dtype, by name, of each tensor in `canonical` that holds pairs of 4-bit numbers."""
     return {name: dtype for name, dtype, _ in canonical if dtype in buffers.PAIRS}

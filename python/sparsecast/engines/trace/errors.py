@@ -15,7 +15,9 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def is_unknown_name(error: Exception) -> bool:
-    """Returns whether a loader failed on an unknown name: it looks names up in a dict, or says so in its message."""
+    """Returns whether the exception of a loader means that it does not know a tensor's name: a KeyError, or an
+    exception whose message says so.
+    """
     return isinstance(error, KeyError) or "no module or parameter named" in str(error)
 
 
@@ -27,8 +29,9 @@ def raise_for(
     names: Iterable[str],
     live: Iterable[str],
 ) -> None:
-    """Raises for anything that makes a trace incomplete: unknown names first, then refused tensors, then missing
-    parameters.
+    """Raises for what makes a trace incomplete: UsageError for names that the loader does not know, then
+    UnsupportedError for refused tensors, then UsageError for parameters that nothing fills. Returns if there is none of
+    these.
 
     `failed` has the exceptions of the loader by canonical name, `refused` and `missing` are the fields of a
     `TracedLoader`, `names` its canonical names, and `live` the names of the tensors of the model.

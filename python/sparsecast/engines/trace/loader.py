@@ -48,14 +48,20 @@ from sparsecast.errors import UnsupportedError, UsageError
 __all__ = ["CanonicalTensor", "LoadWeights", "Modes", "TracedLoader", "TracedShard", "TracedTensor", "trace_loader"]
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
-"""An engine's loader: takes (name, tensor) pairs, in any number, of any part of the checkpoint."""
+"""An engine's loader: takes (name, tensor) pairs. It may be called several times, each time with any part of the
+checkpoint.
+"""
 
 Modes = Mapping[str, str]
-"""Mode by pattern (fnmatch) of canonical names, where the choice is not left to the trace; modes are in `MODES`."""
+"""Modes (of `MODES`) that the caller forces, by pattern (fnmatch) of canonical names. The trace chooses for other
+names.
+"""
 
 
 def mode_of(name: str, modes: Modes) -> str:
-    """Returns the mode that the first fitting pattern forces, or an empty text."""
+    """Returns the mode of the first pattern in `modes` that fits the canonical name, or an empty string if none
+    fits.
+    """
     return next((mode for pattern, mode in modes.items() if fnmatch.fnmatch(name, pattern)), "")
 
 
@@ -132,8 +138,8 @@ def _run_loader(
     load_weights: LoadWeights,
     failed: dict[str, Exception],
 ) -> LoaderTrace:
-    """Calls the loader once for all tensors, as for a checkpoint; if that fails, once for each tensor, to find the
-    tensors on which it fails.
+    """Runs the loader under a trace of its copies and returns the trace. The loader is called once for all tensors, as
+    for a checkpoint; if that fails, once for each tensor, and `failed` gets the exceptions by the name of the tensor.
     """
     trace = LoaderTrace(live, sources)
     try:
@@ -157,8 +163,8 @@ def _only_want_memory(
     load_weights: LoadWeights,
     failed: Mapping[str, Exception],
 ) -> set[str]:
-    """Returns the tensors in `failed` on which the loader does not fail if they have memory. Leaves the model as it
-    was. Ends at the first tensor on which it fails even so: the model is refused then.
+    """Returns the names in `failed` on which the loader succeeds if the tensor has memory. Leaves the model as it was.
+    Stops at the first tensor on which the loader fails all the same, because the model is refused then.
     """
     found = list(slots(model))
     known = {storage_key(slot.data): slot.name for slot in found}
@@ -182,7 +188,9 @@ def _only_want_memory(
 
 
 def _replaced(found: Sequence[Slot]) -> set[int]:
-    """Returns the storages that a module no longer has after loading, because the loader replaced the tensor."""
+    """Returns the `storage_key` of each storage that a module no longer has after loading, because the loader replaced
+    it.
+    """
     return {
         storage_key(slot.data)
         for slot in found
@@ -192,7 +200,7 @@ def _replaced(found: Sequence[Slot]) -> set[int]:
 
 
 class _MapBuilder:
-    """Turns a finished trace into shards."""
+    """Turns a finished trace into a `TracedLoader`: call the methods in the order in which `trace_loader` does."""
 
     def __init__(
         self,
@@ -224,6 +232,9 @@ class _MapBuilder:
         return self.trace.memories[storage_key(self.live[live_name])]
 
     def refuse_clashes(self, several: Collection[str]) -> None:
+        """Makes ties of names that were loaded into the same elements, and refuses other tensors that were loaded one
+        over the other or overwritten later; tensors that meet in a parameter in `several` go into `computed` instead.
+        """
         for where, clash in self.trace.clashes:
             old = str(clash.old)
             if isinstance(clash.new, str) and where in several:
@@ -238,6 +249,7 @@ class _MapBuilder:
                 self.refused.setdefault(old, f"{where} is written over after it was loaded")
 
     def refuse_replaced(self, replaced: set[int]) -> None:
+        """Refuses the tensors that went into storages in `replaced`, and notes them in `unseen`."""
         for where, tensor in self.live.items():
             if storage_key(tensor) in replaced:
                 for name in self.memory(where).names() - self.refused.keys():
@@ -245,7 +257,9 @@ class _MapBuilder:
                     self.unseen.add(name)
 
     def collect(self) -> None:
-        """Finds the boxes of every canonical tensor in live memory; refuses what has none."""
+        """Finds, in live memory, the boxes of every canonical tensor, into `found`; and in `computed` the reason for
+        each tensor that was computed with, that is too scattered, or that the loader only reads on the host.
+        """
         for where in self.storages():
             memory = self.memory(where)
             for piece in memory.pieces:
@@ -268,7 +282,7 @@ class _MapBuilder:
         self.found.setdefault(name, []).extend((where, box) for box in boxes)
 
     def storages(self) -> Iterator[str]:
-        """Returns the first name of each live storage."""
+        """Yields the name of one live tensor of each storage: the first that has it."""
         seen: set[int] = set()
         for name, tensor in self.live.items():
             if storage_key(tensor) not in seen:
@@ -276,7 +290,9 @@ class _MapBuilder:
                 yield name
 
     def finish(self, may_miss: Sequence[str], modes: Modes | None) -> TracedLoader:
-        """Returns the result; without `modes`, what is computed is refused."""
+        """Returns the address map. Canonical tensors in `computed` get shadows if `modes` is given, and are refused
+        otherwise.
+        """
         self._find_mixed_dtypes()
         forced = {name: mode_of(name, modes or {}) for name in self.frames}
         for name in self.frames:
@@ -344,8 +360,8 @@ class _MapBuilder:
         return TracedTensor(f"shadow of {name}", self.sent[name], memory)
 
     def _tie_skipped_names(self, places: Mapping[str, list[tuple[str, Region]]]) -> None:
-        """Ties the second name of a parameter that the model has under two names: loaders skip it, but it is an
-        alias.
+        """Ties canonical names that are second names of a loaded parameter in the model: loaders skip such a name,
+        although it is the same tensor.
         """
         for name in self.frames:
             twin = self.parameters.get(name)
@@ -366,7 +382,9 @@ class _MapBuilder:
                     self.computed.setdefault(name, reason)
 
     def _missing(self, may_miss: Sequence[str]) -> dict[str, str]:
-        """Returns parameters with elements that neither a tensor nor a constant of the loader fills."""
+        """Returns, by name, how many elements are unfilled of each parameter with elements that come neither from a
+        canonical tensor nor from a constant of the loader. `may_miss` has patterns of names to leave out.
+        """
         found: dict[str, str] = {}
         for where in self.storages():
             tensor = self.live[where]

@@ -13,8 +13,8 @@ from sparsecast.errors import UsageError
 def tensor_at(
     address: int, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device, owner: object = None
 ) -> torch.Tensor:
-    """Returns the tensor whose elements lie at an address, without a copy. On a CUDA device it keeps `owner` alive, and
-    UsageError is raised for memory that CUDA takes for another device's.
+    """Returns a tensor over the memory at `address`, without a copy. On a CUDA device the tensor keeps `owner` alive;
+    on the CPU the caller keeps the memory alive. Raises UsageError if CUDA says that the memory is not that device's.
     """
     elements = 1
     for extent in shape:
@@ -34,13 +34,16 @@ def tensor_at(
 
 
 def host_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns zeros in host memory; pinned, so that `seen_by` works, if `device` is a CUDA device."""
+    """Returns a tensor of `elements` zeros in host memory; pinned if `device` is a CUDA device, so that `seen_by`
+    works.
+    """
     return torch.zeros(elements, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def seen_by(device: torch.device | None, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor as a tensor of a CUDA device, which reaches pinned host memory at the same address; the tensor
-    itself if it is on a CUDA device already, or if `device` is None.
+    """Returns a tensor of CUDA device `device` over the memory of `tensor`, which must be pinned host memory: the
+    device reaches it at the same address. Returns `tensor` itself if it is on a CUDA device already, or if `device` is
+    None.
     """
     if device is None or tensor.is_cuda:
         return tensor
@@ -48,7 +51,9 @@ def seen_by(device: torch.device | None, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _DeviceBytes:
-    """Memory of a device for torch, by the CUDA array interface."""
+    """Range of device memory in the form in which torch takes it without a copy (CUDA array interface); keeps `owner`
+    alive.
+    """
 
     def __init__(self, address: int, size: int, owner: object) -> None:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}

@@ -14,25 +14,28 @@ _OWNERS = ("impl", "quant_method")  # Objects of a module that keep tensors for 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """A place where a module keeps a tensor, with what it held when it was found."""
+    """A place where a module keeps a tensor, and the tensor that it held when the place was found."""
 
     name: str
     table: dict[str, Any]
-    """Dict that holds the tensor under `key`: parameters, buffers or attributes of a module."""
+    """Dict of the module that holds the tensor under `key`: its parameters, its buffers or its attributes."""
     key: str
     tensor: torch.Tensor
+    """Tensor that the place held when it was found."""
     data: torch.Tensor
-    """A tensor over the same memory, which stays there when `tensor` is given other memory."""
+    """Another tensor over the memory that `tensor` had when it was found; keeps this memory even when `tensor` gets
+    other memory.
+    """
     registered: bool
-    """Whether it is a parameter or a buffer."""
+    """Whether the tensor is a parameter or a buffer of the module, and not merely an attribute."""
 
     @property
     def place(self) -> tuple[int, str]:
-        """Identity of the place, the same for every slot that was found there."""
+        """Identity of the place: two slots have the same one if they were found in the same place."""
         return id(self.table), self.key
 
     def is_as_found(self) -> bool:
-        """Returns whether the same tensor with the same memory is still there."""
+        """Returns whether the place still holds the same tensor, with the same memory, dtype, shape and strides."""
         now, data = self.table.get(self.key), self.data
         return (
             now is self.tensor
@@ -41,14 +44,18 @@ class Slot:
         )
 
     def put_back(self) -> None:
-        """Restores the tensor and the memory that the place had when it was found."""
+        """Gives the place the tensor, and the tensor the memory, that they had when the place was found. Bytes are not
+        restored.
+        """
         if not self.is_as_found():
             self.tensor.data = self.data
             self.table[self.key] = self.tensor
 
 
 def slots(module: torch.nn.Module, prefix: str = "") -> Iterator[Slot]:
-    """Yields every place of a module and its submodules, and of their `impl` and `quant_method`, that has a tensor."""
+    """Yields every place where `module`, its submodules, or the objects `impl` and `quant_method` of these modules keep
+    a tensor. Names start with `prefix`.
+    """
     seen: set[int] = set()
     for module_name, part in module.named_modules(prefix=prefix):
         tables: list[tuple[str, dict[str, Any], bool]] = [("", part._parameters, True), ("", part._buffers, True)]

@@ -15,15 +15,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MAX_BOXES_PER_COPY = 4096
-"""Largest number of boxes of one copy; a copy that needs more boxes is too scattered for an address map."""
+"""Largest number of boxes into which one copy is cut; a copy that needs more is too scattered for an address map."""
 
 
 class TooScatteredError(ValueError):
-    """A view needs more than `MAX_BOXES_PER_COPY` boxes."""
+    """Raised for a strided view that needs more than `MAX_BOXES_PER_COPY` boxes."""
 
 
 class Dim(NamedTuple):
-    """One loop of a copy: its extent, and its strides in this memory and in the other memory."""
+    """One loop of a copy: its number of elements, and its stride, in elements, in this memory (`here`) and in the other
+    memory (`there`).
+    """
 
     extent: int
     here: int
@@ -31,8 +33,8 @@ class Dim(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A box of a frame and the offset of its elements in the other memory: the first, and a stride for each
-    dimension.
+    """A box of a frame (`offset` and `extent`), and where the elements of the box lie in another memory: the position
+    `first` of the first element, and a stride for each dimension.
     """
 
     offset: tuple[int, ...]
@@ -47,7 +49,9 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class Frame:
-    """The shape of a memory with dense strides, in any order of the dimensions."""
+    """A shape and strides that give every element of a memory exactly one coordinate; the dimensions may lie in any
+    order.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -66,7 +70,9 @@ def row_major(shape: Sequence[int]) -> Frame:
 
 
 def dense_frame(shape: Sequence[int], strides: Sequence[int], elements: int) -> Frame:
-    """Returns the frame of a tensor that fills its memory of `elements`, or a flat frame if it does not."""
+    """Returns shape and strides of a tensor as a frame if the tensor fills its memory of `elements` elements without a
+    gap; otherwise a frame of one dimension over the memory.
+    """
     expected = 1
     for stride, extent in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
         if stride != expected:
@@ -78,7 +84,9 @@ def dense_frame(shape: Sequence[int], strides: Sequence[int], elements: int) -> 
 
 
 def merge_dims(dims: Sequence[Dim]) -> list[Dim]:
-    """Returns the same loops, outermost first by `here`, after joining loops that are contiguous in both memories."""
+    """Returns loops that visit the same elements, the largest stride `here` first. Loops that are contiguous in both
+    memories are joined into one, and loops of one element are dropped.
+    """
     merged: list[Dim] = []
     for dim in sorted((d for d in dims if d.extent > 1), key=lambda d: (-d.here, -d.there)):
         if merged:
@@ -91,10 +99,10 @@ def merge_dims(dims: Sequence[Dim]) -> list[Dim]:
 
 
 def cut_into_boxes(frame: Frame, offset: int, dims: Sequence[Dim], first: int) -> list[Region]:
-    """Cuts a view (offset, dims by `here`) of a memory into boxes of its frame; `first` and `there` address the other
-    memory.
+    """Cuts a strided view of a memory into boxes of the memory's frame. The view begins at element `offset` and has the
+    loops `dims` with strides `here`; its counterpart in the other memory begins at `first` and has strides `there`.
 
-    Raises TooScatteredError past MAX_BOXES_PER_COPY.
+    Raises TooScatteredError if there are more than MAX_BOXES_PER_COPY boxes.
     """
     regions: list[Region] = []
     for region in _boxes(frame, offset, merge_dims(dims), first):
@@ -131,10 +139,11 @@ def _boxes(frame: Frame, offset: int, dims: list[Dim], first: int) -> Iterator[R
 def _split_at_border(
     frame: Frame, offset: int, others: list[Dim], first: int, dim: Dim, size: int, room: int
 ) -> Iterator[Region]:
-    """Splits a loop that crosses the end of a frame dimension, because a box may not.
+    """Yields the boxes of a view whose loop `dim` crosses the end of a frame dimension, which a box must not do.
+    `others` are the other loops of the view.
 
-    The dimension has `size` elements, and the loop begins `room` elements before its end. Where whole rows fit, the loop
-    becomes a loop over rows; otherwise it becomes the part before a border and the rest.
+    The dimension has `size` elements, and the loop begins `room` elements before its end. Where whole rows fit, the
+    loop becomes a loop over rows; otherwise it is cut in two at a border.
     """
     if room == size and dim.extent % size == 0:
         rows = Dim(dim.extent // size, dim.here * size, dim.there * size)
@@ -149,7 +158,9 @@ def _split_at_border(
 
 
 def _may_meet(a: Region, b: Region) -> bool:
-    """Returns False for boxes that are apart in the first dimension, the common case for the pieces of a stack."""
+    """Returns False if the boxes of two regions are apart in the first dimension, which is the common case for the
+    pieces of a stack; True says nothing.
+    """
     if not a.offset:
         return True
     i, j = a.offset[0], b.offset[0]
@@ -157,7 +168,7 @@ def _may_meet(a: Region, b: Region) -> bool:
 
 
 def intersect(a: Region, b: Region) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns offset and extent of the intersection of two boxes, or None."""
+    """Returns (offset, extent) of the box that the boxes of two regions share, or None if they share none."""
     offset = tuple(map(max, a.offset, b.offset))
     end = tuple(min(i + m, j + n) for i, m, j, n in zip(a.offset, a.extent, b.offset, b.extent, strict=True))
     if any(e <= o for o, e in zip(offset, end, strict=True)):
@@ -166,13 +177,13 @@ def intersect(a: Region, b: Region) -> tuple[tuple[int, ...], tuple[int, ...]] |
 
 
 def inner(region: Region, offset: Sequence[int], extent: Sequence[int]) -> Region:
-    """Returns the part of a region that is this box."""
+    """Returns the part of a region that the box (`offset`, `extent`) holds; the box must lie inside the region's."""
     first = region.first + sum((o - r) * s for o, r, s in zip(offset, region.offset, region.strides, strict=True))
     return Region(tuple(offset), tuple(extent), first, region.strides)
 
 
 def subtract(region: Region, offset: Sequence[int], extent: Sequence[int]) -> Iterator[Region]:
-    """Returns the rest of a region without a box inside it, as boxes."""
+    """Yields, as disjoint regions, what is left of a region without the box (`offset`, `extent`) inside it."""
     start, size = list(region.offset), list(region.extent)
     for k in range(len(start)):
         before = offset[k] - start[k]
@@ -188,7 +199,9 @@ def subtract(region: Region, offset: Sequence[int], extent: Sequence[int]) -> It
 
 @dataclass(frozen=True)
 class Computed:
-    """Origin of elements that were computed: from which canonical tensors, and by what."""
+    """Origin of elements that the loader computed: the names of the canonical tensors that went into them, and the
+    computation.
+    """
 
     names: frozenset[str]
     reason: str
@@ -196,23 +209,27 @@ class Computed:
 
 @dataclass(frozen=True)
 class Constant:
-    """Origin of elements that come from no canonical tensor: padding, and values of the loader's own."""
+    """Origin of elements that come from no canonical tensor: padding, and values that the loader itself sets."""
 
 
 CONSTANT = Constant()
 Origin = str | Computed | Constant
-"""Name of a canonical tensor, or the reason why there is none."""
+"""Where elements come from: the name of a canonical tensor, or what stands in for it if they are no copies of one."""
 
 
 class Piece(NamedTuple):
-    """A box of a memory and the origin of its elements. `region` addresses the canonical memory of the origin."""
+    """A box of a memory, and where its elements come from. `region` has the box, and the place of its elements in the
+    canonical tensor.
+    """
 
     region: Region
     origin: Origin
 
 
 class Link(NamedTuple):
-    """Part of a copy: elements of `origin` from `first` on are copied to the other memory from `to` on."""
+    """Part of a copy: the loops `dims` run over elements of `origin`, beginning at `first` (strides `here`), and over
+    elements of the memory that is written, beginning at `to` (strides `there`).
+    """
 
     origin: Origin
     first: int
@@ -221,7 +238,9 @@ class Link(NamedTuple):
 
 
 class Clash(NamedTuple):
-    """Overlap of a piece with another tensor; `same` if both have the same elements, counted in their own tensor."""
+    """A write into elements that another canonical tensor had filled. `old` and `new` are the origins before and after
+    the write; `same` says whether every element of the written box has the same position in `new` as in `old`.
+    """
 
     old: Origin
     new: Origin
@@ -230,13 +249,15 @@ class Clash(NamedTuple):
 
 @dataclass
 class TracedMemory:
-    """A memory and the origins of its elements, in disjoint pieces; elements without a piece are `CONSTANT`."""
+    """A memory and where its elements come from, as pieces that do not overlap; elements outside all pieces are
+    `CONSTANT`.
+    """
 
     frame: Frame
     pieces: list[Piece] = field(default_factory=list)
 
     def names(self) -> frozenset[str]:
-        """Returns the canonical tensors from which any element came."""
+        """Returns the names of the canonical tensors from which any element came, copied or computed."""
         found: set[str] = set()
         for piece in self.pieces:
             if isinstance(piece.origin, Computed):
@@ -246,7 +267,10 @@ class TracedMemory:
         return frozenset(found)
 
     def read(self, offset: int, dims: Sequence[Dim], to: int) -> Iterator[Link]:
-        """Yields the origins of the elements of a view; `to` and `there` address the memory that they are copied to."""
+        """Yields where the elements of a view come from, as links of a copy of the view. The view begins at element
+        `offset` and has the loops `dims` with strides `here`; the copy begins at `to` of another memory and has strides
+        `there`.
+        """
         for wanted in cut_into_boxes(self.frame, offset, dims, to):
             left = [wanted]
             for piece in self.pieces:
@@ -262,9 +286,11 @@ class TracedMemory:
                 yield Link(CONSTANT, 0, region.first, dims_left)
 
     def write(self, link: Link) -> list[Clash]:
-        """Records a link whose `to` and `there` address this memory. Returns the overlaps with other tensors.
+        """Records a copy into this memory, which `link.to` and the strides `there` address. Returns the overlaps with
+        what other canonical tensors had filled.
 
-        Where the very same elements of two tensors overlap, the first stays; otherwise the last wins, as in memory.
+        Where the same elements of two tensors overlap, the origin recorded first stays; otherwise the last one wins, as
+        in memory.
         """
         dims = [Dim(d.extent, d.there, d.here) for d in link.dims]
         known, fresh = list(self.pieces), []

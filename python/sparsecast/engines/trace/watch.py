@@ -20,12 +20,14 @@ _COLLECTIVE_NAMES = ("all_gather", "all_reduce", "reduce_scatter", "broadcast", 
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets every operator run, and notes which of the storages that existed before are read and which are written.
+    """Lets every operator run, and notes what the code reads and writes: `read` has the storages in `known` that it
+    reads before it writes them, and `written` the storages that it writes without having made them itself, by
+    `storage_key`.
 
-    `known` names these storages by `storage_key`; they must stay alive. Code that runs no torch operator (a kernel
-    launched by itself), or runs in another thread (but see `pools_run_here`), is not seen. With `may_read_tables`,
-    reads of other tensors are allowed if they are of int64, which are indices, or have at most 512 bytes, which are
-    tables of a format's values.
+    `known` names the storages of the model by `storage_key`; they must stay alive. Code that runs no torch operator (a
+    kernel launched by itself), or that runs in another thread (but see `pools_run_here`), is not seen. With
+    `may_read_tables`, reads of tensors that are not in `known` are allowed if they are of int64, which are indices, or
+    have at most 512 bytes, which are tables of a format's values.
     """
 
     def __init__(self, known: Mapping[int, str], *, may_read_tables: bool = False) -> None:
@@ -33,9 +35,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.read: set[int] = set()
         self.written: set[int] = set()
         self.has_read_unknown = False
-        """Whether a tensor was read that is neither known nor was made under the mode."""
+        """Whether the code read a tensor that is not in `known`, that it has not made itself, and that
+        `may_read_tables` does not allow.
+        """
         self.reasons: list[str] = []
-        """Reasons why the result may differ from the result of another run."""
+        """Reasons why another run of the code may give another result: random numbers, and operations over several
+        ranks.
+        """
         self._known = known
         self._may_read_tables = may_read_tables
         self._made: set[int] = set()
@@ -69,11 +75,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def has_changed(self) -> bool:
-        """Returns whether any byte of a storage that existed before has changed."""
+        """Returns whether the code has changed any byte of a storage that it did not make itself."""
         return any(not torch.equal(memory, before) for memory, before in self._before)
 
     def undo(self) -> None:
-        """Restores the bytes of every storage that existed before."""
+        """Restores the bytes of every storage that the code has written and did not make itself."""
         for memory, before in self._before:
             memory.copy_(before)
 
