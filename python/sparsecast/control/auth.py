@@ -28,19 +28,23 @@ MAX_REQUEST_BYTES = 1 << 20
 
 
 def new_token() -> str:
-    """Returns a new token of 256 random bits."""
+    """Returns a new random token of 256 bits, as 43 characters."""
     return secrets.token_urlsafe(32)
 
 
 def check_token(token: str) -> str:
-    """Returns `token` if it is valid: 16 printable characters or more, without blanks. Raises `UsageError` otherwise."""
+    """Returns `token` if it is valid: 16 printable ASCII characters or more, without blanks. Raises `UsageError`
+    otherwise.
+    """
     if len(token) < MIN_TOKEN_CHARACTERS or any(not 33 <= ord(character) <= 126 for character in token):
         raise UsageError(f"a token has {MIN_TOKEN_CHARACTERS} or more printable ASCII characters, and no blanks")
     return token
 
 
 def token_of_file(path: str | os.PathLike[str]) -> str:
-    """Returns the token in a file that only its owner may read. Raises `UsageError` naming the file."""
+    """Returns the token in a file. Raises `UsageError` naming the file if it cannot be read, if others than its owner
+    may read it, or if its token is not valid.
+    """
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)
@@ -54,7 +58,9 @@ def token_of_file(path: str | os.PathLike[str]) -> str:
 
 
 def token_file(path: str | os.PathLike[str]) -> str:
-    """Returns the token in a file; creates the file with mode 0600 and a new token if there is none."""
+    """Returns the token in a file. If there is no such file, creates it with mode 0600 and a new token. Raises
+    `UsageError` as `token_of_file` does.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags, 0o600)
@@ -70,16 +76,17 @@ def token_file(path: str | os.PathLike[str]) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether `host` is an address of the loopback interface; of names only localhost is."""
+    """Returns whether `host` is an address of the loopback interface, or "localhost"."""
     plain = normalise_host(host)
     return plain == "::1" or (plain.startswith("127.") and plain.replace(".", "").isdigit())
 
 
 class Gatekeeper:
-    """ASGI middleware that checks the token, if `token` is not None, and bounds request bodies to `max_bytes`.
+    """ASGI middleware that answers 401 to requests without the bearer token `token`, and 413 to requests whose body has
+    more than `max_bytes` bytes.
 
-    Without a token only programs on this machine may call. Requests that a web page can make are refused: those with an
-    Origin, or with a Host other than the loopback interface (a name that was made to resolve to it).
+    If `token` is None, only programs on this machine may call. Requests that a web page can make are answered 403:
+    those with an Origin, or with a Host other than the loopback interface (a name that was made to resolve to it).
     """
 
     def __init__(self, app: Application, *, token: str | None, max_bytes: int = MAX_REQUEST_BYTES) -> None:
@@ -116,7 +123,9 @@ class Gatekeeper:
         return 401, "unauthenticated", "send the header 'Authorization: Bearer TOKEN' with this service's token"
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Bounds a body that came without a length."""
+        """Passes a request on, and ends it with 413 once its body is longer than `max_bytes`, even if it came without a
+        length.
+        """
         seen = 0
 
         async def counted() -> Message:

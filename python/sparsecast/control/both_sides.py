@@ -21,11 +21,15 @@ _Tasks = Mapping[str, "asyncio.Future[EndpointError | None]"]
 
 
 class Stopped(Exception):
-    """Ends the step; the failures are in `BothSides.failures` and `trainer_failure`."""
+    """Raised to end a step of which a side has failed; the failures are in `BothSides.failures` and
+    `trainer_failure`.
+    """
 
 
 class BothSides:
-    """Runs the two sides at once and ends both if either fails. `failures` are those of the engines, by name."""
+    """Runs the trainer's side and the engines' side of a step at once, and ends both if either fails. `failures` has
+    the errors of engines by the engine's name, and `trainer_failure` what the trainer's side raised.
+    """
 
     def __init__(self, source: SyncSource, loop: LoopThread) -> None:
         self.failures: dict[str, EndpointError] = {}
@@ -35,8 +39,8 @@ class BothSides:
         self._stop: asyncio.Event | None = None
 
     def run(self, engines_side: Coroutine[Any, Any, None], trainer_side: Callable[[], None], seconds: float) -> bool:
-        """Runs both sides and returns whether both succeeded. `seconds`: longest time of the engines by their own
-        deadlines.
+        """Runs `engines_side` on the loop and `trainer_side` in this thread, and returns whether both succeeded. The
+        deadlines of the engines' side end it within `seconds`.
         """
         future = self._loop.submit(self._guarded(engines_side))
         try:
@@ -62,8 +66,8 @@ class BothSides:
             self._stop.set()
 
     async def phase(self, step: str, engines: list[Engine], action: Step, until: float) -> None:
-        """Runs the step on all of `engines` until `until` (monotonic). Once an engine or the trainer has failed, the
-        others get a short time and are then cancelled. Raises `Stopped`.
+        """Does `action` on all of `engines`, at the latest until the monotonic time `until`. Once an engine or the
+        trainer has failed, the other engines get a short time and are then cancelled, and `Stopped` is raised.
         """
         assert self._stop is not None
         if self._stop.is_set():
@@ -86,8 +90,8 @@ class BothSides:
             raise Stopped
 
     async def last_phase(self, step: str, engines: list[Engine], action: Step) -> None:
-        """Runs the last step: no engine is cancelled. Each ends by itself, soon if the trainer can be told of a
-        failure.
+        """Does `action`, the last of a step, on all of `engines`. None is cancelled: each ends by itself, soon if the
+        trainer can be told of a failure. Raises `Stopped` if an engine failed.
         """
         tasks = {engine.name: asyncio.ensure_future(attempt(engine, step, action)) for engine in engines}
         for task in asyncio.as_completed(tasks.values()):
@@ -100,7 +104,7 @@ class BothSides:
             raise Stopped
 
     def _abort_for(self, tasks: _Tasks) -> None:
-        """Tells the trainer of the first failure, if the source has `abort`."""
+        """Calls `abort` of the source, if it has that method and an engine has failed, with the first failure."""
         abort = getattr(self._source, "abort", None)
         errors = [error for task in tasks.values() if task.done() and (error := task.result()) is not None]
         if errors and abort is not None:
@@ -108,7 +112,9 @@ class BothSides:
 
 
 async def _outcomes(step: str, tasks: _Tasks, *, wait: bool = False) -> dict[str, EndpointError]:
-    """Returns failures by name. Cancels, or waits for, calls that have not ended."""
+    """Returns the errors of failed calls by the engine's name. Calls that have not ended are waited for if `wait`, else
+    cancelled, which counts as a failure.
+    """
     errors: dict[str, EndpointError] = {}
     for name, task in tasks.items():
         if wait or task.done():

@@ -26,7 +26,7 @@ MODES = ("abort", "wait", "keep", "retract")
 
 
 class ServiceError(PeerFailedError):
-    """An error answer of the service; `detail` is its JSON."""
+    """An answer of the service that is an error: its HTTP status, and its JSON (`detail`)."""
 
     def __init__(self, status: int, detail: dict[str, Any]) -> None:
         super().__init__(str(detail.get("message", f"status {status}")), code=str(detail.get("code", "peer_failed")))
@@ -35,7 +35,7 @@ class ServiceError(PeerFailedError):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of all options."""
+    """Returns the argument parser of `sparsecast-control`."""
     top = argparse.ArgumentParser(prog="sparsecast-control", description="Client of a sparsecast control service.")
     top.add_argument("--url", default=DEFAULT_URL, help="of the service (default: %(default)s)")
     top.add_argument("--token-file", help=f"holds the service's token (else the variable {TOKEN_VARIABLE})")
@@ -76,7 +76,9 @@ def _add_address(command: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """Reads an option that is a time, for argparse."""
+    """Returns the value of an option that is a time in seconds; raises ArgumentTypeError, for argparse, if it is out of
+    range.
+    """
     value = float(text)
     if not 0 < value <= 86400:
         raise argparse.ArgumentTypeError("seconds, more than 0 and at most 86400")
@@ -84,7 +86,7 @@ def seconds(text: str) -> float:
 
 
 def request_of(options: argparse.Namespace) -> tuple[str, str, dict[str, Any] | None, dict[str, Any]]:
-    """Returns method, path, JSON body and query of the call that `options` select."""
+    """Returns the HTTP call for the parsed options: (method, path, JSON body or None, query)."""
     command = options.command
     if command == "status":
         return "GET", "/v1/status", None, {"probe": "true" if options.probe else "false"}
@@ -106,7 +108,9 @@ def request_of(options: argparse.Namespace) -> tuple[str, str, dict[str, Any] | 
 
 
 def call(options: argparse.Namespace) -> dict[str, Any]:
-    """Calls the service. Raises `ServiceError` for its errors, and `UsageError` if it cannot be reached."""
+    """Makes the HTTP call for the parsed options and returns the JSON of the answer. Raises `ServiceError` for an error
+    of the service, and `UsageError` if the service cannot be reached.
+    """
     method, path, body, query = request_of(options)
     token = token_of_file(options.token_file) if options.token_file else os.environ.get(TOKEN_VARIABLE, "")
     headers = {"Authorization": f"Bearer {check_token(token)}"} if token else {}
@@ -130,7 +134,7 @@ def call(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def describe(command: str, answer: dict[str, Any]) -> str:
-    """Formats an answer for people."""
+    """Returns the service's answer to a command as text for people."""
     if command == "sync":
         return _describe_sync(answer)
     if command == "add":
@@ -183,7 +187,7 @@ def _describe_sync(answer: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status."""
+    """Runs the command with these arguments (None: those of the process) and returns its exit status."""
     options = parser().parse_args(arguments)
     try:
         answer = call(options)

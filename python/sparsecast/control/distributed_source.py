@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 class DistributedSource(PublishedTable):
-    """A source with a `publisher` on every rank of a trainer (FSDP2, Megatron); replaces its live transport.
+    """The trainer's side of a control plane for a trainer of several ranks (FSDP2, Megatron), with a `publisher` on
+    every rank; every regroup gives the publishers a new live transport.
 
     Between optimizer steps all ranks call `run`, rank 0 with the operation of the control plane:
 
@@ -34,9 +35,10 @@ class DistributedSource(PublishedTable):
         plane = ControlPlane(source, ...) if rank == 0 else None
         source.run(plane.sync_now if plane else None)
 
-    `group` is a process group on CPUs (gloo) of all trainer ranks, used by nothing else. Over it rank 0 tells the
-    others the next operation, including the secret of the world: it must be the network of the trainer. A rank that is
-    not told within the timeout of the group raises. Reports are sums over ranks; seconds are those of rank 0.
+    `group` is a process group on CPUs (gloo) of all trainer ranks, used by nothing else. Over it rank 0 tells the other
+    ranks the next operation, including the secret of the world: it must be the network of the trainer. A rank that is
+    not told within the timeout of the group raises. The counts in reports are sums over ranks; their seconds are those
+    of rank 0.
     """
 
     def __init__(self, publisher: Publisher, group: dist.ProcessGroup) -> None:
@@ -51,9 +53,10 @@ class DistributedSource(PublishedTable):
         self._running = False
 
     def run(self, action: Callable[[], _Result] | None) -> _Result | None:
-        """Runs `action` on rank 0 and returns its result, while the other ranks follow; collective over the trainer.
+        """Runs `action` on rank 0 and returns its result, while the other ranks, whose `action` is None, do their part
+        and return None. Collective over the trainer.
 
-        If it raises on rank 0, the others raise PeerFailedError with the same message.
+        If `action` raises on rank 0, the other ranks raise PeerFailedError with the same message.
         """
         if (action is None) != (self._rank != 0):
             raise UsageError("rank 0 gives run() an action, and nobody else does", f"rank {self._rank}")
@@ -74,8 +77,8 @@ class DistributedSource(PublishedTable):
             self._tell({"do": "release", "words": words})
 
     def regroup(self, world: WorldSpec) -> None:
-        """Has all ranks of the trainer meet the engines, as ranks 0 to `ranks - 1` of `world`. Only rank 0 calls it, within
-        run().
+        """Makes all ranks of the trainer meet the engines, as ranks 0 to `ranks - 1` of `world`. Only rank 0 calls it,
+        within run().
         """
         self._require_running()
         place = world_of(world)
@@ -83,7 +86,9 @@ class DistributedSource(PublishedTable):
         self._meet(place)
 
     def sync(self, timeout: float) -> PublisherReport:
-        """Publishes with all ranks of the trainer. Rank 0, within run()."""
+        """Publishes with all ranks of the trainer, within `timeout` seconds, and returns the report. Only rank 0 calls
+        it, within run().
+        """
         self._require_running()
         self._met()
         self._tell({"do": "sync", "timeout": timeout})
@@ -94,7 +99,9 @@ class DistributedSource(PublishedTable):
             raise UsageError("the other ranks do not follow: the control plane works within run() of every rank")
 
     def _publish(self, timeout: float) -> PublisherReport:
-        """Publishes the part of this rank, then sums reports; if a rank has failed, no rank waits for sums."""
+        """Publishes the part of this rank and returns a report with the sums over all ranks. If a rank fails, it raises
+        its error, and every other rank raises PeerFailedError.
+        """
         self._met().timeout = timeout
         report: PublishReport | None = None
         failure: Exception | None = None
@@ -119,7 +126,9 @@ class DistributedSource(PublishedTable):
         )
 
     def _follow(self) -> None:
-        """Runs the operations of rank 0 until it ends the run. Failures are reported by rank 0, which fails as well."""
+        """Does what rank 0 tells this rank until rank 0 ends the run. A failure is only logged here: rank 0 fails as
+        well, and reports it. Raises PeerFailedError if the action of rank 0 failed.
+        """
         while True:
             told = self._hear()
             try:

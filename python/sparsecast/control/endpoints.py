@@ -32,10 +32,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@\[\]-]{0,127}|\[[0-9a-f:.]+\]:[0-9
 
 
 def normalise_host(host: str) -> str:
-    """Returns one spelling of a host: lower case, no brackets, no trailing dot, addresses in their shortest form.
+    """Returns the one spelling of a host by which hosts are compared: lower case, no brackets, no trailing dot,
+    addresses in their shortest form.
 
     "localhost" becomes 127.0.0.1, and an IPv4 address in IPv6 form the IPv4 address. Names are not resolved: a name and
-    its address are two hosts. Raises `UsageError` if it is neither a name nor an address.
+    its address are two hosts. Raises `UsageError` if `host` is neither a name nor an address.
     """
     text = host.strip().lower()
     if text.startswith("[") and text.endswith("]"):
@@ -66,14 +67,16 @@ def _normalise_address(text: str, given: str, *, only_v6: bool = False) -> str:
 class Endpoint:
     """An inference server that holds one engine.
 
-    host, port   where its HTTP server answers; together they identify it (`normalise_host`).
-    world_size   ranks of the engine that hold weights: TP * PP * DP.
-    kind         "sglang" or "vllm".
-    name         of the engine in the sync world, in messages and metrics; "host:port" if empty. Unique.
-    scheme       "http" or "https".
-    start_version  of the weights that the server was started with, at the trainer's count; 0: those that it began with.
-    options      more fields for the engine's side of sparsecast (vLLM: "proof", "may_miss", "interface", "draft_prefix").
-    token        bearer token that the server asks for (its API or admin key); empty: none is sent. Never shown.
+    host, port     where its HTTP server answers; together they identify it (`normalise_host`).
+    world_size     number of ranks of the engine that hold weights: TP * PP * DP.
+    kind           "sglang" or "vllm".
+    name           name of the engine in the sync world, in messages and metrics. Unique. "host:port" if empty.
+    scheme         "http" or "https".
+    start_version  the trainer's version of the weights that the server was started with; 0: those that the trainer
+                   began with.
+    options        more fields for the engine's side of sparsecast (vLLM: "proof", "may_miss", "interface",
+                   "draft_prefix").
+    token          bearer token that the server asks for (its API or admin key); empty: none is sent. Never shown.
     """
 
     host: str
@@ -106,7 +109,7 @@ class Endpoint:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Identity of the endpoint: (host, port)."""
+        """(host, port), which identifies the endpoint."""
         return (self.host, self.port)
 
     @property
@@ -116,7 +119,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Base of the server's routes, without a trailing slash."""
+        """URL of the server, without a trailing slash; the paths of routes are appended to it."""
         return f"{self.scheme}://{self.address}"
 
 
@@ -134,8 +137,8 @@ class Placement:
 
 
 def place(endpoints: Iterable[Endpoint], trainer_ranks: int) -> list[Placement]:
-    """Assigns the ranks of a sync world: those of the trainer first, then those of each endpoint, ordered by (host,
-    port).
+    """Returns the ranks of every endpoint in a sync world. The trainer has ranks 0 to `trainer_ranks - 1`; the
+    endpoints follow, ordered by (host, port).
 
     The order in which endpoints were added does not matter: everyone who knows the members knows the ranks.
     """
@@ -151,7 +154,7 @@ def place(endpoints: Iterable[Endpoint], trainer_ranks: int) -> list[Placement]:
 class Registry:
     """Set of endpoints, one for each (host, port). Thread-safe.
 
-    `generation` counts changes of the membership: every add, remove or `renew` makes a number that was not used before.
+    `generation` numbers the memberships: every add, remove or `renew` makes a number that was not used before.
     """
 
     def __init__(self) -> None:
@@ -165,16 +168,17 @@ class Registry:
             return self._generation
 
     def renew(self) -> int:
-        """Starts a new generation with the same members (a group is made again after a failure)."""
+        """Makes and returns a new generation with the same members, for a group that is made again after a failure."""
         with self._lock:
             self._generation += 1
             return self._generation
 
     def add(self, endpoint: Endpoint) -> bool:
-        """Adds `endpoint`; returns False if it exists (only its token is then replaced).
+        """Adds `endpoint` and returns True. Returns False if its (host, port) is registered already: then only the
+        token is replaced.
 
-        Raises `ConflictError` if its (host, port) is registered with another world size, kind, name or scheme, or its
-        name for another (host, port).
+        Raises `ConflictError` if its (host, port) is registered with other attributes than the token, or its name for
+        another (host, port); `UsageError` if there are MAX_ENDPOINTS endpoints already.
         """
         with self._lock:
             present = self._endpoints.get(endpoint.key)
@@ -203,7 +207,9 @@ class Registry:
         raise ConflictError(f"{present.address} is registered with {'; '.join(differing)}: remove it first")
 
     def remove(self, host: str, port: int) -> Endpoint:
-        """Removes the endpoint and returns it. Raises `UnknownEndpointError` if it does not exist."""
+        """Removes the endpoint with this (host, port) and returns it. Raises `UnknownEndpointError` if there is
+        none.
+        """
         with self._lock:
             endpoint = self._endpoints.pop((normalise_host(host), port), None)
             if endpoint is None:

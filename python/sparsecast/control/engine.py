@@ -14,13 +14,13 @@ from sparsecast.control.world import WorldSpec
 
 
 class PauseMode(str, enum.Enum):
-    """What becomes of requests in flight while weights are written. The caller's choice, never ours.
+    """What happens to requests in flight while weights are written. The caller chooses.
 
     none     Generation goes on. A request may see weights of both versions in one forward pass.
-    abort    Requests in flight are aborted; new ones wait (SGLang) or are refused with 503 (vLLM).
-    wait     Requests in flight are finished first, and new ones refused. The pause may last. Not with SGLang.
+    abort    Requests in flight are aborted; new requests wait (SGLang) or are refused with 503 (vLLM).
+    wait     Requests in flight are finished first, and new requests refused. The pause may last. Not with SGLang.
     keep     Requests stop where they are, and go on with the new weights and their old KV cache.
-    retract  The same, but their KV cache is computed anew with the new weights.
+    retract  Requests stop where they are, and go on with a KV cache that is computed again with the new weights.
     """
 
     NONE = "none"
@@ -41,11 +41,11 @@ RANKS_SHARE = 0.9
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """State that a server reports of itself.
+    """What a server reports of its engine.
 
-    version     None if it holds no version of the trainer (the weights of a checkpoint).
-    world_size  ranks that hold weights; None if the server does not report it.
-    paused      None if the server does not report it.
+    version     version of the trainer's weights; None if the server has weights of a checkpoint only.
+    world_size  number of ranks that hold weights; None if the server does not report it.
+    paused      whether generation is paused; None if the server does not report it.
     """
 
     version: int | None
@@ -54,37 +54,37 @@ class EngineStatus:
 
 
 def parse_version(text: object) -> int | None:
-    """Returns the version in the `weight_version` of a server; None if this library did not set it."""
+    """Returns the version that a server's `weight_version` names; None if this library did not set it."""
     if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
     return None
 
 
 class EngineClient(ABC):
-    """Client of one server. Every call ends within its `timeout` (seconds), and raises `EndpointError` if it fails."""
+    """Client of one inference server. Every call ends within its `timeout` (seconds), and raises `EndpointError` if it
+    fails.
+    """
 
     pause_modes: ClassVar[frozenset[PauseMode]]
-    """Modes that `pause` supports."""
+    """Modes that `pause` supports with this kind of engine."""
 
     def __init__(self, endpoint: Endpoint, http: HttpCaller) -> None:
         self.endpoint = endpoint
         self.http = http
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections to the server."""
         await self.http.close()
 
     @abstractmethod
     async def health(self, timeout: float) -> EngineStatus:
-        """Returns the state that the server reports. Raises if the server or its engine does not answer. Works while
-        paused or asleep.
+        """Returns what the server reports of its engine, also while the engine is paused or asleep. Raises
+        `EndpointError` if the server or its engine does not answer.
         """
 
     @abstractmethod
     async def join(self, world: WorldSpec, placement: Placement, timeout: float) -> None:
-        """Makes the ranks of the engine join the world and its group; returns when they have. Blocks until all ranks of
-        the world have come.
-        """
+        """Makes the ranks of the engine join the world and its group. Returns when all ranks of the world have met."""
 
     @abstractmethod
     async def leave(self, timeout: float) -> None:
@@ -92,14 +92,14 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def receive(self, base_version: int, timeout: float) -> None:
-        """Makes the engine take part in the next sync of the trainer in the background; returns once it has begun.
+        """Makes the engine receive the next sync of the trainer in the background. Returns once the engine has begun.
 
-        base_version   that the trainer publishes from: an engine at another version fails, here or in `apply`.
+        base_version   version that the trainer updates from: an engine at another version fails, here or in `apply`.
         """
 
     @abstractmethod
     async def staged(self, timeout: float) -> None:
-        """Waits until the engine has received and checked the whole version; generation continues meanwhile."""
+        """Returns when the engine has received and checked the whole next version; generation goes on meanwhile."""
 
     @abstractmethod
     async def pause(self, mode: PauseMode, timeout: float) -> None:
@@ -107,18 +107,18 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def resume(self, timeout: float) -> None:
-        """Ends a pause."""
+        """Ends a pause: the engine generates again."""
 
     async def hold(self, seconds: float, timeout: float) -> bool:
-        """Takes or renews a lease on the pause: the server resumes by itself when `seconds` pass without a call. 0 ends
-        the lease. Returns False, and there is no lease, if the server has no such thing.
+        """Takes or renews a lease on the pause: the server resumes by itself if it gets no call of `hold` for
+        `seconds`. 0 ends the lease. Returns False, without a lease, if the server does not support leases.
         """
         del seconds, timeout
         return False
 
     @abstractmethod
     async def apply(self, base_version: int, timeout: float) -> None:
-        """Writes the received version into the live weights; returns when the whole group has verified it."""
+        """Writes the received version into the live weights. Returns when the whole group has verified the version."""
 
     @abstractmethod
     async def finish(self, version: int, timeout: float) -> None:
@@ -126,18 +126,20 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def cancel(self, timeout: float) -> None:
-        """Ends an update that failed, so that another can begin."""
+        """Ends an update that failed, so that another update can begin."""
 
     @abstractmethod
     async def flush(self, mode: PauseMode, timeout: float) -> None:
-        """Drops prefixes of the old weights from the cache. Raises if the server could not."""
+        """Drops prefixes that were computed with the old weights from the cache. Raises `EndpointError` if the server
+        could not.
+        """
 
     @abstractmethod
     async def sleep(self, tags: tuple[str, ...], timeout: float) -> None:
-        """Releases device memory of `tags`, which may be "weights" and "kv_cache"."""
+        """Releases the device memory that `tags` name: "weights", "kv_cache", or both."""
 
     @abstractmethod
     async def wake(self, tags: tuple[str, ...], timeout: float) -> None:
-        """Allocates released memory again. The content of weights is lost. Whether it then generates depends on the
-        engine: call pause or resume.
+        """Allocates the released memory that `tags` name again; weights come back without content. Whether the engine
+        then generates depends on its kind: call `pause` or `resume` afterwards.
         """

@@ -16,11 +16,12 @@ ECHO_CODES = frozenset({"peer_failed", "timeout"})
 class EndpointError(PeerFailedError):
     """A step failed on one endpoint.
 
-    `endpoint` is its name, `step` what was asked of it ("health", "join", "receive", "pause", "apply", "flush",
-    "resume", ...). `code` is "timeout" (no answer until the deadline), "unauthenticated" (401 or 403), "unsupported"
-    (the server has no such route), "corrupt" (an answer that is not what the route promises), "io" (no connection), the
-    engine's own code where its answer names one, else "peer_failed".
-    `echo`: the engine is not to blame, it only says that others failed or did not come.
+    `endpoint` is the endpoint's name, `step` the call that failed ("health", "join", "receive", "pause", "apply",
+    "flush", "resume", ...). `code` is "timeout" (no answer until the deadline), "unauthenticated" (401 or 403),
+    "unsupported" (the server has no such route), "corrupt" (an answer that is not what the route promises), "io" (no
+    connection), the engine's own code where its answer names one, else "peer_failed".
+
+    `echo` is True if the engine is not the cause: it only reports that others failed or did not come.
     """
 
     def __init__(
@@ -33,15 +34,17 @@ class EndpointError(PeerFailedError):
 
 
 class ConflictError(UsageError):
-    """The endpoint is already registered with other attributes."""
+    """Raised for an endpoint whose host and port, or whose name, are registered already with other attributes."""
 
 
 class UnknownEndpointError(UsageError):
-    """No such endpoint is registered."""
+    """Raised for an endpoint that is not registered."""
 
 
 class BusyError(UsageError):
-    """Another operation is in progress; `holder` says which, since when, and for whom."""
+    """Raised while another operation is in progress. `holder` is a phrase that says which operation, for whom, and
+    since when.
+    """
 
     def __init__(self, holder: str) -> None:
         super().__init__(f"the control plane is busy: {holder}")

@@ -24,7 +24,9 @@ Step = Callable[["Engine"], Awaitable[object]]
 
 
 class Engine:
-    """An endpoint with its client and record. The client belongs to the thread of the loop."""
+    """A registered endpoint with the client of its server and its record. Only the thread of the loop uses the
+    client.
+    """
 
     def __init__(self, endpoint: Endpoint, client: EngineClient, record: EndpointRecord) -> None:
         self.endpoint = endpoint
@@ -36,13 +38,17 @@ class Engine:
         return self.endpoint.name
 
     def adopt(self, endpoint: Endpoint, needs_anchor: bool) -> None:
-        """Replaces the token of the endpoint."""
+        """Replaces the endpoint by the same endpoint with another token; also marks the engine for seeding if
+        `needs_anchor`.
+        """
         self.endpoint = self.record.endpoint = self.client.endpoint = self.client.http.endpoint = endpoint
         self.record.needs_anchor = self.record.needs_anchor or needs_anchor
 
 
 class Fleet:
-    """All engines. Membership may change from any thread; steps on engines run one operation at a time."""
+    """The engines of all registered endpoints, and the loop on which they are called. Membership may change from any
+    thread; steps on engines run one operation at a time.
+    """
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.registry = Registry()
@@ -52,7 +58,9 @@ class Fleet:
         self._engines: dict[tuple[str, int], Engine] = {}
 
     def add(self, endpoint: Endpoint, *, needs_anchor: bool = False) -> bool:
-        """Registers an endpoint; returns False if it exists (`Registry.add`)."""
+        """Registers an endpoint; returns False if it is registered already (`Registry.add`). `needs_anchor`: the next
+        sync seeds the engine with all weights.
+        """
         with self._lock:
             created = self.registry.add(endpoint)
             if created:
@@ -64,20 +72,24 @@ class Fleet:
         return created
 
     def remove(self, host: str, port: int) -> Engine:
-        """Removes an engine; the caller closes its client."""
+        """Takes the engine out of the fleet and returns it; the caller closes its client. Raises `UnknownEndpointError`
+        if there is none.
+        """
         with self._lock:
             endpoint = self.registry.remove(host, port)
             return self._engines.pop(endpoint.key)
 
     def engines(self, names: Iterable[str] | None = None) -> list[Engine]:
-        """Returns the engines of these names, or all if None, ordered by (host, port)."""
+        """Returns the engines with these names, or all engines if None, ordered by (host, port). Raises
+        `UnknownEndpointError` for a name that is not registered.
+        """
         wanted = None if names is None else {self.registry.find(name).key for name in names}
         with self._lock:
             keys = sorted(self._engines) if wanted is None else sorted(wanted)
             return [self._engines[key] for key in keys if key in self._engines]
 
     def close(self) -> None:
-        """Closes all connections and ends the loop's thread."""
+        """Closes the connections to all engines and ends the loop's thread."""
 
         async def close_all(clients: list[EngineClient]) -> None:
             await asyncio.gather(*(client.close() for client in clients), return_exceptions=True)
@@ -89,7 +101,7 @@ class Fleet:
 
 
 def refuse_mode(engines: Iterable[Engine], mode: PauseMode) -> None:
-    """Raises `UsageError` naming the engines that do not support the pause mode."""
+    """Raises `UsageError`, naming the engines, if some of `engines` do not support the pause mode."""
     unable = [engine for engine in engines if mode is not PauseMode.NONE and mode not in engine.client.pause_modes]
     if unable:
         names = ", ".join(f"{engine.name} ({engine.endpoint.kind})" for engine in unable)
@@ -98,7 +110,9 @@ def refuse_mode(engines: Iterable[Engine], mode: PauseMode) -> None:
 
 
 def mark_failed(engine: Engine, error: EndpointError) -> None:
-    """Records `error`. Engines that only report the failure of another one stay as they are."""
+    """Records `error` in the engine's record. The engine's state becomes unhealthy or fenced, unless the error only
+    echoes the failure of another engine.
+    """
     engine.record.error = str(error)
     engine.record.failures += 1
     if not error.echo:
@@ -106,7 +120,7 @@ def mark_failed(engine: Engine, error: EndpointError) -> None:
 
 
 async def attempt(engine: Engine, step: str, action: Step) -> EndpointError | None:
-    """Runs one step on one engine; returns any exception as an `EndpointError`."""
+    """Does `action` on one engine. Returns None, or whatever exception it raised as an `EndpointError` of `step`."""
     try:
         await action(engine)
     except EndpointError as error:
@@ -117,7 +131,9 @@ async def attempt(engine: Engine, step: str, action: Step) -> EndpointError | No
 
 
 async def on_each(engines: Iterable[Engine], step: str, action: Step) -> dict[str, EndpointError]:
-    """Runs the step on all engines at once; returns the errors by endpoint once all have ended."""
+    """Does `action` on all engines at once, and waits until all have ended. Returns the errors of `step` by the
+    engine's name.
+    """
     engines = list(engines)
     errors = await asyncio.gather(*(attempt(engine, step, action) for engine in engines))
     return {engine.name: error for engine, error in zip(engines, errors, strict=True) if error is not None}

@@ -16,10 +16,10 @@ CHANNELS = ("control", "mpi", "nccl")
 
 
 class Group:
-    """Group of the last regroup. It is valid until a member fails or the membership changes.
+    """The group that the trainer and its engines made last. It is valid until a member fails or the membership changes.
 
     host, port   where rank 0 of the trainer listens, as engines reach it.
-    channels     transport of the bytes.
+    channels     transport that carries the weights: "control", "mpi" or "nccl".
     """
 
     def __init__(self, registry: Registry, host: str, port: int, channels: str) -> None:
@@ -36,7 +36,10 @@ class Group:
     def world(
         self, source: SyncSource, placements: list[Placement], anchored: frozenset[str], timeout: float, lease: float
     ) -> WorldSpec:
-        """Returns the next world, with a new generation and a new secret; `lease` is that of pauses, 0: none."""
+        """Returns a world to meet in, with a new generation and a new secret; the group is invalid until `stands`.
+        `anchored` names the engines to be seeded, `timeout` is for meeting and seeding, and `lease` is the length of
+        leases on pauses, both in seconds; `lease` is 0 if there are none.
+        """
         size = source.ranks + sum(placement.endpoint.world_size for placement in placements)
         if size > MAX_RANKS:
             raise UsageError(f"the trainer and {len(placements)} endpoints have {size} ranks; {MAX_RANKS} are possible")
@@ -63,23 +66,25 @@ class Group:
         )
 
     def stands(self, engines: Iterable[Engine]) -> None:
-        """Records that all of `engines` have met."""
+        """Records that the trainer and all of `engines` have met: the group is valid, with these members."""
         self._members = tuple(engine.endpoint.key for engine in engines)
         self.broken_by = ""
 
     def meet_at(self, host: str, port: int) -> None:
-        """Sets the place where ranks meet from the next regroup on; a new place makes the next sync regroup."""
+        """Sets the host and port where ranks meet from the next regroup on. If they differ from the present ones, the
+        next sync regroups.
+        """
         place = _meeting_place(host, port)
         if place != (self.host, self.port):
             self.host, self.port = place
             self.break_up("ranks meet elsewhere now")
 
     def break_up(self, reason: str) -> None:
-        """Makes the next sync regroup."""
+        """Makes the group invalid, for this reason: the next sync regroups."""
         self.broken_by = reason
 
     def is_of(self, engines: Iterable[Engine]) -> bool:
-        """Returns whether the group is valid and has exactly these members."""
+        """Returns whether the group is valid and has exactly these engines as members, in this order."""
         return not self.broken_by and self._members == tuple(engine.endpoint.key for engine in engines)
 
 

@@ -33,7 +33,7 @@ _ENGINE_CODES = frozenset(
 
 @dataclass(frozen=True)
 class Answer:
-    """A complete answer with a status below 300."""
+    """A complete HTTP answer with a status below 300. `endpoint` and `step` say what was asked, for errors."""
 
     endpoint: str
     step: str
@@ -41,7 +41,7 @@ class Answer:
     body: bytes
 
     def json(self) -> dict[str, Any]:
-        """Returns the body as a JSON object. Raises `EndpointError` ("corrupt") if it is not one."""
+        """Returns the body as a JSON object. Raises `EndpointError` (code "corrupt") if the body is not one."""
         try:
             value = json.loads(self.body)
         except ValueError:
@@ -53,7 +53,9 @@ class Answer:
 
 
 def engine_error(endpoint: str, step: str, message: str) -> EndpointError:
-    """Returns the error text of an engine, and the code that it names in square brackets ("[digest_mismatch]"), if any."""
+    """Returns the error for an engine's error message. Its code is the last known code that the message has in square
+    brackets ("[digest_mismatch]"), else "peer_failed".
+    """
     for found in reversed(_CODE.findall(message)):
         if found in _ENGINE_CODES:
             return EndpointError(endpoint, step, message, code=found, echo=found in ECHO_CODES)
@@ -61,9 +63,9 @@ def engine_error(endpoint: str, step: str, message: str) -> EndpointError:
 
 
 class HttpCaller:
-    """Calls routes of the server of one endpoint. Used and closed on one event loop.
+    """Makes HTTP calls to the server of one endpoint. Used and closed on one event loop.
 
-    tls   verification of https servers; None: the trust store of the system.
+    tls   how https servers are verified; None: by the trust store of the system.
     """
 
     def __init__(self, endpoint: Endpoint, *, tls: ssl.SSLContext | None = None) -> None:
@@ -91,9 +93,11 @@ class HttpCaller:
         params: Sequence[tuple[str, str]] = (),
         hide: Sequence[str] = (),
     ) -> Answer:
-        """Sends one request and returns its complete answer within `timeout` seconds; raises `EndpointError` otherwise.
+        """Sends one request and returns its complete answer. Raises `EndpointError` if there is none within `timeout`
+        seconds, or if its status is 300 or above.
 
-        hide   secrets in the request, which servers may repeat in their errors.
+        step   what the call is for, in errors.
+        hide   secrets in the request, which are blotted out of errors because servers may repeat them.
         """
         status, body = await self.exchange(method, path, step=step, timeout=timeout, json=json, params=params)
         if status >= 300:
@@ -110,7 +114,9 @@ class HttpCaller:
         json: Mapping[str, Any] | None = None,
         params: Sequence[tuple[str, str]] = (),
     ) -> tuple[int, bytes]:
-        """As `call`, but returns an answer of any status: (status, body)."""
+        """Sends one request and returns (status, body), whatever the status. Raises `EndpointError` for `step` if there
+        is no complete answer within `timeout` seconds.
+        """
         name = self.endpoint.name
         if timeout <= 0:
             raise EndpointError(name, step, f"no time was left for {method} {path}", code="timeout")

@@ -13,9 +13,11 @@ _RENEWALS = 3  # in the time of a lease
 
 
 class LeaseKeeper:
-    """Holds the leases of one sync. For one event loop, whose end ends the renewals: that is their meaning.
+    """Takes and renews the leases on pauses of one sync. For one event loop: when the loop ends, so do the renewals,
+    and the servers resume.
 
-    seconds  length of a lease; 0: there are none.
+    seconds       length of a lease; 0: no leases are taken.
+    call_timeout  seconds for each call to a server.
     """
 
     def __init__(self, seconds: float, call_timeout: float) -> None:
@@ -24,8 +26,8 @@ class LeaseKeeper:
         self._renewing: dict[str, asyncio.Task[None]] = {}
 
     async def take(self, engine: Engine) -> bool:
-        """Takes a lease, before the pause, and renews it until `release`. Returns False if the server has no leases.
-        Raises `EndpointError`.
+        """Takes a lease on the engine's pause, before the pause, and renews it until `release`. Returns False, without
+        a lease, if `seconds` is 0 or the server does not support leases. Raises `EndpointError` if the call fails.
         """
         if self._seconds == 0 or not await engine.client.hold(self._seconds, self._call_timeout):
             return False
@@ -34,7 +36,7 @@ class LeaseKeeper:
         return True
 
     async def release(self, engine: Engine) -> None:
-        """Ends the lease of an engine that has been resumed, or that is to stay paused."""
+        """Ends the lease of an engine that has been resumed, or that is to stay paused. Does nothing if it has none."""
         renewing = self._renewing.pop(engine.name, None)
         if renewing is None:
             return

@@ -13,7 +13,9 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """Runs coroutines for other threads. Must not be waited for on its own thread."""
+    """An event loop in a thread of its own, which runs coroutines for other threads. Its own thread must not wait for
+    it.
+    """
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -26,19 +28,23 @@ class LoopThread:
         self._loop.close()
 
     def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Starts `coroutine`; cancelling the future cancels it."""
+        """Starts `coroutine` on the loop and returns a future of its result; cancelling the future cancels the
+        coroutine.
+        """
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Runs `coroutine`, which has deadlines of its own, and returns its result or raises its exception."""
+        """Runs `coroutine` on the loop, and returns its result or raises its exception. Waits without a deadline: the
+        coroutine must have its own.
+        """
         return self.submit(coroutine).result()
 
     def call(self, function: Any, *arguments: Any) -> None:
-        """Schedules `function` on the loop's thread."""
+        """Schedules `function(*arguments)` on the loop's thread, and returns at once."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ends the thread and cancels coroutines in progress."""
+        """Ends the loop, with the coroutines in progress, and waits up to `timeout` seconds for its thread."""
         if not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -17,7 +17,7 @@ _STAGES = ("encode", "wire", "stage", "apply")
 
 
 class ControlMetrics:
-    """Counts the syncs of `plane` from now on. At most one for each plane."""
+    """Prometheus metrics of the syncs of `plane` from now on, and of its state. At most one for each plane."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.registry = CollectorRegistry()
@@ -56,7 +56,7 @@ class ControlMetrics:
         return Histogram(f"sparsecast_{name}_seconds", text, ["endpoint"], buckets=_SECONDS, registry=self.registry)
 
     def observe(self, report: SyncReport) -> None:
-        """Counts one sync."""
+        """Adds the figures of one sync to the metrics."""
         self._syncs.labels(report.result).inc()
         self._seconds.observe(report.seconds)
         if report.regrouped:
@@ -88,7 +88,9 @@ class ControlMetrics:
 
 
 class _Now:
-    """Collects values at the time of the request; removed endpoints are not included."""
+    """Collector of metrics that are read from the control plane when they are asked for; removed endpoints are not in
+    them.
+    """
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane

@@ -30,14 +30,15 @@ class ControlPlane:
 
     source    the trainer's side (`SyncSource`); used from the threads that call `sync_now`.
     host      where engines reach the trainer's rank 0: an address of this machine, not 0.0.0.0.
-    port      that rank 0 listens on while ranks meet.
-    channels  what weights travel by: "nccl", "mpi" or "control" (the rendezvous' own TCP connections).
+    port      port on which rank 0 listens while ranks meet.
+    channels  transport that carries weights: "nccl", "mpi" or "control" (the rendezvous' own TCP connections).
     policy    how syncs treat requests and caches, with all deadlines (`SyncPolicy`).
-    tls       how https engines are verified; None: the system's trust store.
+    tls       how https engines are verified; None: by the system's trust store.
 
     All methods may be called from any thread, and block until done or until their deadlines. Operations on engines
-    (sync, pause, resume, sleep, wake) exclude each other: a second one raises `BusyError` at once. Endpoints may be
-    added and removed at any time; a sync in progress keeps the members that it began with.
+    (sync, pause, resume, sleep, wake) exclude each other: a second one raises `BusyError` at once. Their argument `by`
+    names the caller in the message of that error. Endpoints may be added and removed at any time; a sync in progress
+    keeps the members that it began with.
     """
 
     def __init__(
@@ -79,15 +80,17 @@ class ControlPlane:
     # endpoints
 
     def add(self, endpoint: Endpoint, *, needs_anchor: bool = False) -> bool:
-        """Registers an endpoint for later syncs; returns False if it exists (its token is then replaced).
+        """Registers an endpoint for later syncs. Returns False if it is registered already: then its token is replaced.
 
-        needs_anchor   it holds other weights than version 0 of the trainer (no checkpoint, or another one): the first
-                       sync seeds it with all weights. Engines that are behind by a version are seeded without this.
+        needs_anchor   the server holds other weights than version 0 of the trainer (no checkpoint, or another one): the
+                       first sync seeds it with all weights. Engines that are a version behind are seeded without this.
         """
         return self._fleet.add(endpoint, needs_anchor=needs_anchor)
 
     def remove(self, host: str, port: int) -> Endpoint:
-        """Removes the endpoint. Its server is told to leave the group, if it answers and no operation is in progress."""
+        """Removes the endpoint and returns it. Its server is told to leave the group if no operation is in progress;
+        whether it answers does not matter.
+        """
         engine = self._fleet.remove(host, port)
 
         async def leave(leaver: Engine) -> None:
@@ -105,17 +108,18 @@ class ControlPlane:
         return engine.endpoint
 
     def endpoints(self) -> list[dict[str, Any]]:
-        """Returns the records of all endpoints, without calling them."""
+        """Returns the records of all endpoints as JSON values. No server is called."""
         return [engine.record.to_dict() for engine in self._fleet.engines()]
 
     # sync
 
     def sync_now(self, policy: SyncPolicy | None = None, *, by: str = "the trainer") -> SyncReport:
-        """Brings every endpoint to the current weights of the trainer; returns when all have verified them.
+        """Brings every endpoint to the current weights of the trainer, and returns the report when all have verified
+        them. `policy` replaces the policy of the plane for this sync.
 
-        The steps are in `sync_round.py`. Raises `SyncError`, which names every endpoint that failed, the versions of
-        all, and holds the report, if any endpoint or the trainer failed. Raises `BusyError` if another operation is in
-        progress.
+        The steps are in `sync_round.py`. Raises `SyncError` if any endpoint or the trainer failed: it names every
+        endpoint that failed and the versions of all endpoints, and holds the report. Raises `BusyError` if another
+        operation is in progress.
         """
         with self._exclusive("sync", by):
             round_ = SyncRound(self._source, self._fleet, self._group, policy if policy is not None else self.policy)
@@ -134,7 +138,9 @@ class ControlPlane:
             observer(report)
 
     def meet_at(self, host: str, port: int) -> None:
-        """Sets the place where ranks meet from the next regroup on; a new place makes the next sync regroup."""
+        """Sets the host and port where ranks meet from the next regroup on. If they differ from the present ones, the
+        next sync regroups.
+        """
         self._group.meet_at(host, port)
 
     # generation and memory
@@ -142,7 +148,9 @@ class ControlPlane:
     def pause(
         self, mode: PauseMode | str = PauseMode.ABORT, names: Iterable[str] | None = None, *, by: str = "the trainer"
     ) -> None:
-        """Stops generation on the endpoints of `names` (all if None) until `resume`; syncs do not resume them."""
+        """Stops generation on the endpoints in `names` (None: all) until `resume`; a sync does not resume them. `mode`
+        says what happens to requests in flight. Raises `SyncError` if an endpoint failed.
+        """
         chosen = _pause_mode(mode)
         names = None if names is None else list(names)
         refuse_mode(self._fleet.engines(names), chosen)
@@ -154,9 +162,10 @@ class ControlPlane:
         self._on_all("pause", names, stop, by)
 
     def resume(self, names: Iterable[str] | None = None, *, by: str = "the trainer") -> None:
-        """Resumes generation on the endpoints of `names` (all if None), whatever paused them.
+        """Resumes generation on the endpoints in `names` (None: all), whatever paused them.
 
-        Raises for endpoints whose memory is released, or whose weights are not usable before the next sync.
+        Raises `SyncError` if an endpoint failed; endpoints whose memory is released, or whose weights are not usable
+        before the next sync, fail.
         """
 
         async def go_on(engine: Engine) -> None:
@@ -174,9 +183,10 @@ class ControlPlane:
     def sleep(
         self, tags: Iterable[str] = MEMORY_TAGS, names: Iterable[str] | None = None, *, by: str = "the trainer"
     ) -> None:
-        """Releases device memory of the endpoints of `names` (all if None) and aborts their requests.
+        """Aborts the requests of the endpoints in `names` (None: all), and releases their device memory. Raises
+        `SyncError` if an endpoint failed.
 
-        tags   of "weights" and "kv_cache". vLLM releases its KV cache together with the weights. An endpoint without its
+        tags   "weights", "kv_cache" or both. vLLM releases its KV cache together with the weights. An endpoint without
                weights cannot be synced while asleep; the first sync after `wake` seeds it with all weights.
         """
         wanted = _memory_tags(tags)
@@ -197,7 +207,8 @@ class ControlPlane:
     def wake(
         self, tags: Iterable[str] = MEMORY_TAGS, names: Iterable[str] | None = None, *, by: str = "the trainer"
     ) -> None:
-        """Allocates released memory again on the endpoints of `names` (all if None).
+        """Allocates released memory again on the endpoints in `names` (None: all); `tags` as in `sleep`. Raises
+        `SyncError` if an endpoint failed.
 
         Weights come back without content: such an endpoint stays paused until the next sync has seeded it. Waking
         "weights", syncing, and then waking "kv_cache" keeps the memory of the cache free for the sync.
@@ -227,8 +238,8 @@ class ControlPlane:
     def status(self, *, probe: bool = False) -> dict[str, Any]:
         """Returns the version of the trainer, the group, every endpoint and the last sync, as JSON values.
 
-        probe   call every server within the health deadline: its entry then has "answers" and "serves" (the version that
-                it reports), or "problem".
+        probe   whether to call every server, within the health deadline. The server's entry then has "answers" and, if
+                that is true, "serves" (the version that it reports), else "problem".
         """
         engines = self._fleet.engines()
         entries = {engine.name: engine.record.to_dict() for engine in engines}

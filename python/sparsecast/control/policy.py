@@ -12,19 +12,20 @@ from sparsecast.errors import UsageError
 
 @dataclass(frozen=True)
 class SyncPolicy:
-    """Choices and deadlines (seconds) of a sync.
+    """Choices and deadlines of a sync; times are in seconds.
 
-    pause           what becomes of requests in flight (`PauseMode`).
-    flush_cache     drop cached prefixes after the apply. With `PauseMode.NONE` and `KEEP` engines may be unable to; the
-                    report says so, and it is no failure.
-    allow_missing   go on without endpoints that do not answer or are asleep; the result is then "partial". By default
-                    one such endpoint fails the sync before anything moves.
+    pause           what happens to requests in flight (`PauseMode`).
+    flush_cache     whether to drop cached prefixes after the apply. With `PauseMode.NONE` and `KEEP` engines may be
+                    unable to do so; the report says it, and it is no failure.
+    allow_missing   whether to go on without endpoints that do not answer or are asleep; the result is then "partial".
+                    Otherwise one such endpoint fails the sync before anything moves.
     health_timeout  for the health check of one endpoint.
-    join_timeout    for making a group after the membership changed; seeding new engines with all weights is in it.
-    sync_timeout    for the exchange, from the first byte to the decision; `PauseMode.WAIT` drains requests in it.
-    pause_lease     a server that hears nothing from this control plane for so long ends the update and resumes by
-                    itself, if it can (the report says so: `lease`); 0: never.
+    join_timeout    for making a group after the membership changed, including the seeding of new engines.
+    sync_timeout    for the exchange, from the first byte to the decision; with `PauseMode.WAIT` this includes the time
+                    in which requests are finished.
     call_timeout    for each of: pause, flush, resume, sleep, wake, and tidying up after a failure.
+    pause_lease     a server that hears nothing from this control plane for this long ends the update and resumes by
+                    itself, if it supports leases (`lease` in the report says so); 0: never.
     """
 
     pause: PauseMode = PauseMode.ABORT

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PublisherReport:
-    """Report of a sync; names as in `SourceReport`."""
+    """The trainer's report of one sync; the fields are those that `SourceReport` names. `elements` and `changed` are
+    counts of elements.
+    """
 
     version: int
     step: int | None
@@ -36,7 +38,7 @@ class PublisherReport:
 
 
 class PublishedTable:
-    """Properties of the publisher that both sources report."""
+    """What both kinds of source report of their publisher."""
 
     def __init__(self, publisher: Publisher) -> None:
         self.ranks = len(publisher.layout.ranks)
@@ -46,28 +48,28 @@ class PublishedTable:
 
     @property
     def version(self) -> int:
-        """Newest committed version."""
+        """Newest committed version of the weights."""
         return self._publisher.version
 
     @property
     def tensors(self) -> Sequence[TensorEntry]:
-        """Tensor table of the layout."""
+        """All tensors of the publisher's layout: (name, safetensors dtype, shape)."""
         return self._tensors
 
     @property
     def ties(self) -> Sequence[tuple[str, str]]:
-        """Ties of the layout."""
+        """Pairs (alias, original) of names that are one tensor in the publisher's layout."""
         return list(self._publisher.layout.ties)
 
     @property
     def met(self) -> bool:
-        """Whether all ranks of the last regroup have met."""
+        """Whether all ranks of the world of the last `regroup` have met."""
         return self._meeting is not None and self._meeting.met
 
     def abort(self, reason: str) -> None:
         """Makes the `regroup` or `sync` in progress raise soon, here and on every rank that takes part. Thread-safe.
 
-        The world is broken then: `regroup` must follow.
+        The group is broken afterwards: `regroup` must follow.
         """
         if self._meeting is not None:
             self._meeting.abort(reason)
@@ -83,7 +85,8 @@ class PublishedTable:
 
 
 class PublisherSource(PublishedTable):
-    """A trainer of one rank. `publisher` needs no transport: every regroup brings one.
+    """The trainer's side of a control plane for a trainer of one rank. `publisher` needs no transport: every regroup
+    gives it one.
 
     The weights must not change while `ControlPlane.sync_now` runs: call it between optimizer steps, or from the HTTP
     service while the trainer waits. Raises `UsageError` for a trainer of several ranks, which must regroup and publish
@@ -96,17 +99,21 @@ class PublisherSource(PublishedTable):
             raise UsageError(f"the trainer has {self.ranks} ranks: DistributedSource leads them all")
 
     def regroup(self, world: WorldSpec) -> None:
-        """Meets as rank 0 of `world`."""
+        """Meets the engines as rank 0 of `world`, and makes a group with them."""
         self._meet(world_of(world))
 
     def sync(self, timeout: float) -> PublisherReport:
-        """Publishes."""
+        """Publishes what has changed, within `timeout` seconds, and returns the report when every engine has applied
+        it.
+        """
         self._met().timeout = timeout
         return report_of(self._publisher.publish())  # waits, so it is no future
 
 
 def world_of(spec: WorldSpec) -> World:
-    """Returns the world by which every trainer rank of `spec` meets: rank r of the trainer is rank r of the world."""
+    """Returns the description by which each trainer rank meets the world: rank r of the trainer is rank r of
+    the world.
+    """
     from sparsecast.transports import World
 
     return World(
@@ -121,7 +128,9 @@ def world_of(spec: WorldSpec) -> World:
 
 
 class Meeting:
-    """A transport whose deadline is that of the call in progress, and whose waits another thread can end."""
+    """A transport for one world. Its `timeout`, in seconds, may be set for each call, and another thread can end its
+    waits.
+    """
 
     def __init__(self, world: World) -> None:
         from sparsecast import MeetingCancellation
@@ -135,7 +144,7 @@ class Meeting:
         self._given_up: str | None = None
 
     def open(self, rank: int) -> ControlChannel:
-        """Meets as `rank`."""
+        """Meets the other ranks as rank `rank`, and returns the control channel."""
         channel = self._world.open(rank, self._meeting)
         with self._lock:
             self._channel = channel
@@ -146,11 +155,11 @@ class Meeting:
 
     @property
     def met(self) -> bool:
-        """Whether all ranks have met."""
+        """Whether all ranks of the world have met."""
         return self._channel is not None
 
     def abort(self, reason: str) -> None:
-        """Ends the meeting, and waits in the channel, on all ranks that have come. Thread-safe."""
+        """Makes the meeting, and waits in its control channel, raise on all ranks that have come. Thread-safe."""
         with self._lock:
             self._given_up = self._given_up or reason
             channel = self._channel
@@ -160,7 +169,7 @@ class Meeting:
 
 
 def report_of(report: PublishReport) -> PublisherReport:
-    """Returns the report of a publication of one rank for the control plane."""
+    """Returns a publisher's report in the form that the control plane wants."""
     elements, changed, sent_bytes, dense_bytes = report.totals()
     return PublisherReport(
         version=report.version,

@@ -15,12 +15,12 @@ from sparsecast.errors import PeerFailedError
 class State(str, enum.Enum):
     """State of an endpoint.
 
-    joining    registered, not in the group yet: it may serve any weights.
-    ready      in the group, at `version`.
-    updating   a sync is under way.
-    asleep     its memory is released.
-    unhealthy  it failed a step, named in `error`; the next sync checks its health again.
-    fenced     it follows another trainer, which joined it after this one: syncs leave it alone.
+    joining    registered, but not in the group yet: it may serve any weights.
+    ready      in the group, at the version in its record.
+    updating   a sync is in progress.
+    asleep     memory of the engine is released.
+    unhealthy  the endpoint failed a step, which `error` names; the next sync checks its health again.
+    fenced     the engine follows another trainer, which joined it after this one: syncs leave it alone.
     """
 
     JOINING = "joining"
@@ -33,15 +33,17 @@ class State(str, enum.Enum):
 
 @dataclass
 class EndpointRecord:
-    """Record of an endpoint in the control plane.
+    """What the control plane knows of an endpoint.
 
-    version       the last version that it has verified; None before the first.
-    in_doubt      a sync failed when it had begun to write, and no answer came: it is at `version` or at the one
-                  after. The next regroup settles which.
-    needs_anchor  what it holds is of no use: the next sync seeds it with all weights.
-    paused, held  generation is stopped; `held`: because somebody asked for it, so that a sync does not resume it.
+    version       the last version that the engine has verified; None before the first.
+    in_doubt      a sync failed after the engine had begun to write, and the engine did not answer: it is at `version`
+                  or at the version after it. The next regroup settles which.
+    needs_anchor  the engine's weights are not usable: the next sync seeds it with all weights.
+    paused        generation is stopped.
+    held          generation was stopped by `ControlPlane.pause`, so that a sync does not resume it.
     asleep        which of "weights" and "kv_cache" have no memory now.
-    error         what failed last, empty since the last success; failures: how many steps failed in all.
+    error         what failed last; empty since the last success.
+    failures      how many steps have failed in all.
     """
 
     endpoint: Endpoint
@@ -56,7 +58,7 @@ class EndpointRecord:
     failures: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values, without the token."""
+        """Returns the record and the endpoint as JSON values; of the token only whether there is one."""
         endpoint = self.endpoint
         return {
             "name": endpoint.name,
@@ -80,14 +82,18 @@ class EndpointRecord:
 
 @dataclass
 class EndpointReport:
-    """One endpoint in one sync. Seconds are measured here, around the calls.
+    """One endpoint in one sync. Seconds are measured in the control plane, around the calls.
 
-    version        the version that it has verified afterwards; None for none. `in_doubt`: or the one after it.
-    error          empty if nothing failed; `step` and `code` say what and how.
-    cache_flushed  None if it was not requested.
-    left_paused    it was not resumed: it may hold wrong bytes, or did not answer.
+    version        the version that the engine has verified at the end of the sync; None for none.
+    in_doubt       the engine is at `version` or at the version after it, and has not answered which.
+    state          state of the endpoint at the end of the sync (`State`).
+    rank_offset    first rank of the engine in the world; None if the sync did not make a group.
+    error          what failed; empty if nothing did. `step` is the call that failed, and `code` the code of its error.
+    cache_flushed  whether cached prefixes were dropped; None if that was not requested.
+    left_paused    the engine was not resumed: it may hold wrong bytes, or did not answer.
     calls          seconds of each call in the pause, by step: pause, apply, finish, flush, resume.
-    lease          it would have resumed by itself if this process had died in the pause; None if it was not paused.
+    lease          whether the server would have resumed by itself if this process had died in the pause; None if it was
+                   not paused.
     """
 
     name: str
@@ -109,7 +115,9 @@ class EndpointReport:
 
 @dataclass
 class SyncReport:
-    """One sync. `result` is "ok" (every endpoint is at `version`), "partial" (all but those left out) or "failed"."""
+    """One sync. `result` is "ok" (every endpoint is at `version`), "partial" (every endpoint but those that were left
+    out) or "failed". `source` has the figures of the trainer's own report.
+    """
 
     result: str
     version: int
@@ -122,11 +130,11 @@ class SyncReport:
     endpoints: list[EndpointReport] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values."""
+        """Returns the report as JSON values."""
         return asdict(self)
 
     def who_is_where(self) -> str:
-        """Returns one line with the version of every endpoint."""
+        """Returns one line of text with the versions of the trainer and of every endpoint."""
         parts = []
         for each in self.endpoints:
             where = "at no known version" if each.version is None else f"at {each.version}"
@@ -142,10 +150,11 @@ _SOURCE_FIELDS = (
 
 
 class SyncError(PeerFailedError):
-    """A sync, or an operation on several endpoints, did not succeed everywhere.
+    """Raised if a sync, or an operation on several endpoints, did not succeed everywhere.
 
-    `failures` are the causes, one an endpoint that failed (empty if the trainer alone did). `report` says for every
-    endpoint at which version it is; None for operations other than a sync.
+    `failures` has the causes: one error for each endpoint that failed by itself, or for every endpoint that failed if
+    none did; empty if only the trainer failed. `report` says at which version every endpoint is; it is None for
+    operations other than a sync.
     """
 
     def __init__(self, message: str, failures: list[EndpointError], report: SyncReport | None = None) -> None:
@@ -155,7 +164,7 @@ class SyncError(PeerFailedError):
 
 
 def source_figures(report: object) -> dict[str, Any]:
-    """Returns the figures that the report of a source has, as JSON values."""
+    """Returns, as JSON values, those figures that the report of a source has."""
     values = {name: getattr(report, name, None) for name in _SOURCE_FIELDS}
     return {
         name: value

@@ -30,7 +30,9 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def build_app(plane: ControlPlane, metrics: ControlMetrics) -> FastAPI:
-    """Builds the application without authentication, which `ControlService` adds."""
+    """Returns the HTTP application with all routes of the service, without authentication: `ControlService`
+    adds that.
+    """
     app = FastAPI(
         title="sparsecast control plane",
         version="1",
@@ -170,7 +172,7 @@ def _use_bearer_in_openapi(app: FastAPI) -> None:
 
 
 def _refuse_fields(request: Request, error: Exception) -> JSONResponse:
-    """Answers which field is wrong and why, without repeating the request: it may hold a token."""
+    """Answers 422 and says which fields are wrong and why, without repeating the request: it may hold a token."""
     assert isinstance(error, RequestValidationError)
     sentences = [f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors()[:16]]
     return _error(422, "usage", "; ".join(sentences))

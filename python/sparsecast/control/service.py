@@ -30,18 +30,18 @@ DEFAULT_PORT = 29700
 
 
 class ControlService:
-    """Serves `plane` from `start()` to `stop()`, in a thread of its own.
+    """Serves the control plane `plane` over HTTP from `start()` to `stop()`, in a thread of its own.
 
-    host, port      where to listen; port 0: the system chooses (`url` says which).
+    host, port      where to listen; for port 0 the system chooses a port (`url` has it).
     token           what callers send as `Authorization: Bearer TOKEN`.
-    token_file      the token is in that file; it is made (mode 0600, a new token) if there is none. If neither is
-                    given, a new token is printed once, to stderr.
-    authentication  False: no token. Only on a loopback address, and not for web pages.
+    token_file      path of a file with the token. If there is no such file, it is made (mode 0600, a new token).
+                    Without `token` and `token_file` a new token is printed once, to stderr.
+    authentication  False: callers need no token. Only on a loopback address, and not for web pages.
     tls             (certificate file, key file), PEM: serve https. Without it the token crosses the network in the
                     clear.
-    max_bytes       of a request's body.
+    max_bytes       largest body of a request, in bytes.
 
-    Requests are served in threads of a pool; one operation on engines at a time, others get 409.
+    Requests are served in threads of a pool. Only one operation on engines runs at a time; others are answered 409.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ControlService:
 
     @property
     def url(self) -> str:
-        """URL of the service; only after `start()`."""
+        """URL of the running service. Raises `UsageError` before `start()`."""
         if not self._server.started:
             raise UsageError("the service is not running")
         port = self._server.servers[0].sockets[0].getsockname()[1]
@@ -82,8 +82,8 @@ class ControlService:
         return f"{'http' if self._tls is None else 'https'}://{host}:{port}"
 
     def start(self, timeout: float = 10.0) -> ControlService:
-        """Starts the service; it listens on return. Raises `UsageError` if it cannot (the port is in use), and
-        `DeadlineError` after `timeout` seconds.
+        """Starts the service and returns it when it listens. Raises `UsageError` if it cannot listen (the port is in
+        use), and `DeadlineError` if it does not within `timeout` seconds.
         """
         if self._thread is not None:
             raise UsageError("the service was started already")
@@ -106,7 +106,7 @@ class ControlService:
             return
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Ends requests in progress after some seconds, and the thread. The control plane stays open."""
+        """Gives requests in progress some seconds, then ends them and the thread. The control plane stays open."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(timeout)

@@ -30,7 +30,9 @@ _NO_PLUGIN = (
 
 
 def group_request(world: WorldSpec, placement: Placement) -> dict[str, Any]:
-    """Returns the body of /init_weights_update_group. Values without a field of their own are JSON in `group_name`."""
+    """Returns the body of /init_weights_update_group that makes an engine join `world`. Values for which SGLang has no
+    field are JSON in `group_name`.
+    """
     needs_anchor = placement.endpoint.name in world.anchored
     more = {**engine_fields(world, placement), "needs_anchor": needs_anchor}
     return {
@@ -44,7 +46,10 @@ def group_request(world: WorldSpec, placement: Placement) -> dict[str, Any]:
 
 
 def phase_request(phase: str, timeout: float, base_version: int | None = None) -> dict[str, Any]:
-    """Returns the body of /weights_checker: `phase` ("receive", "staged", "apply" or "cancel") is JSON in `action`."""
+    """Returns the body of /weights_checker for a step of an update. The step, `phase` ("receive", "staged", "apply" or
+    "cancel"), is JSON in `action`. The ranks get a little less than `timeout` seconds, so that they can say what
+    failed.
+    """
     fields: dict[str, Any] = {"phase": phase, "timeout": timeout * RANKS_SHARE}
     if base_version is not None:
         fields["base_version"] = base_version
@@ -52,8 +57,8 @@ def phase_request(phase: str, timeout: float, base_version: int | None = None) -
 
 
 class SglangClient(EngineClient):
-    """Client of an SGLang server (see `EngineClient`). SGLang cannot hold new requests back while others are finished,
-    so there is no `PauseMode.WAIT`.
+    """Client of an SGLang server (see `EngineClient`). It does not support `PauseMode.WAIT`, because SGLang cannot hold
+    new requests back while others are finished.
     """
 
     pause_modes = frozenset(_PAUSE_MODES)
@@ -62,7 +67,9 @@ class SglangClient(EngineClient):
     async def _post(
         self, path: str, step: str, timeout: float, body: dict[str, Any], hide: tuple[str, ...] = ()
     ) -> dict[str, Any]:
-        """Posts `body`; {"success": false} is a failure, whatever the status."""
+        """Posts `body` and returns the JSON of the answer. An answer {"success": false} raises `EndpointError`,
+        whatever its status.
+        """
         answer = await self.http.call("POST", path, step=step, timeout=timeout, json=body, hide=hide)
         value = answer.json()
         if value.get("success", True) is not True:

@@ -37,7 +37,7 @@ _TIDY_CALLS = 3  # longest row of calls after a phase: cancel or finish, flush, 
 
 
 class SyncRound:
-    """State of one sync; `run` once."""
+    """One sync of the trainer with all engines of `fleet`. Call `run` once."""
 
     def __init__(self, source: SyncSource, fleet: Fleet, group: Group, policy: SyncPolicy) -> None:
         self._source = source
@@ -57,7 +57,7 @@ class SyncRound:
 
     def run(self) -> SyncReport:
         """Runs the sync and returns its report. Raises `SyncError`, which holds the report, if an endpoint or the
-        trainer failed.
+        trainer failed; `UsageError` if no endpoint is registered, or an engine does not support the pause mode.
         """
         started = time.monotonic()
         try:
@@ -237,7 +237,9 @@ class SyncRound:
     # the end
 
     async def _conclude(self, engines: list[Engine], version: int) -> None:
-        """Ends the sync of `engines`, which have verified `version`: that is final, whatever fails from here."""
+        """Ends the sync for `engines`, which have verified `version`: names the version, flushes caches and resumes.
+        The engines stay at `version`, even if one of these calls fails.
+        """
 
         async def finish(engine: Engine) -> None:
             with self._timed(engine, "finish"):
@@ -283,9 +285,11 @@ class SyncRound:
         await self._resume(engines)
 
     async def _resume(self, engines: list[Engine], *, untouched: bool = False) -> None:
-        """Resumes every engine that this sync has paused, except those whose weights are not usable.
+        """Resumes those of `engines` that are paused, except engines that somebody holds, that are asleep, or whose
+        weights are not usable.
 
-        untouched  the sync has written nothing: an engine goes on with what it had when the sync paused it.
+        untouched  whether this sync has written nothing: then every engine may go on with what it had when it was
+                   paused.
         """
 
         async def resume(engine: Engine) -> None:

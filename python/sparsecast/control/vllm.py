@@ -40,7 +40,9 @@ _LAST_POLL_SECONDS = 0.25
 
 
 def init_info(world: WorldSpec, placement: Placement) -> dict[str, Any]:
-    """Returns the fields of `sparsecast.engines.vllm.SparsecastInitInfo` for /init_weight_transfer_engine."""
+    """Returns the body field `init_info` of /init_weight_transfer_engine: the fields of
+    `sparsecast.engines.vllm.SparsecastInitInfo`, with which an engine joins `world`.
+    """
     info = {
         **engine_fields(world, placement),
         "host": world.host,
@@ -54,7 +56,9 @@ def init_info(world: WorldSpec, placement: Placement) -> dict[str, Any]:
 
 
 def update_info(base_version: int) -> dict[str, Any]:
-    """Returns the fields of `sparsecast.engines.vllm.SparsecastUpdateInfo` for /update_weights."""
+    """Returns the body field `update_info` of /update_weights: the fields of
+    `sparsecast.engines.vllm.SparsecastUpdateInfo`.
+    """
     return {"base_version": base_version}
 
 
@@ -134,8 +138,8 @@ class VllmClient(EngineClient):
             await self._post("/start_weight_update", "receive", until - time.monotonic())
 
     async def staged(self, timeout: float) -> None:
-        """Waits until the workers have staged the version, if they have the worker extension; otherwise the apply
-        waits.
+        """Returns when the workers have staged the version, if they have the worker extension; otherwise returns at
+        once, and `apply` waits for the staging.
         """
         until = time.monotonic() + timeout
         pause = _FIRST_POLL_SECONDS

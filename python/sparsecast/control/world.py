@@ -15,22 +15,22 @@ TensorEntry = tuple[str, str, Sequence[int]]
 
 @dataclass(frozen=True)
 class WorldSpec:
-    """Everything that a rank must know to meet the others (`sparsecast.meet`).
+    """Everything that a rank must know to meet the other ranks (`sparsecast.meet`).
 
     host, port     where rank 0, the trainer's first rank, listens.
-    size           ranks in the world: the trainer's, then those of `placements`.
-    trainer_ranks  how many are the trainer's: ranks 0 to trainer_ranks - 1.
+    size           number of ranks in the world: the trainer's, followed by those of `placements`.
+    trainer_ranks  number of the trainer's ranks, which are 0 to trainer_ranks - 1.
     placements     the engines and their ranks.
     generation     number of this world; no two worlds of a control plane share one.
     trainer        name of this control plane: an engine that has joined a newer one refuses it (`TrainerFence`).
     secret         shared secret by which ranks authenticate one another. New for every world; never shown.
-    channels       what bytes travel by: "control", "mpi" or "nccl".
-    tensors        the trainer's table: (name, dtype as safetensors names it, shape) each.
-    ties           (alias, original): names of one tensor.
-    anchored       names of the engines that hold nothing of use and must be seeded with all weights.
-    timeout        seconds for meeting, making the group and seeding whoever needs it.
-    reach_timeout  seconds in which engines must reach rank 0: one that has died must not block them for longer than
-                   their lease. None: `timeout`.
+    channels       transport that carries weights: "control", "mpi" or "nccl".
+    tensors        all tensors of the trainer: (name, dtype as safetensors names it, shape).
+    ties           pairs (alias, original) of names that are one tensor.
+    anchored       names of the engines whose weights are not usable, which must be seeded with all weights.
+    timeout        seconds for meeting, making the group and seeding the engines that need it.
+    reach_timeout  seconds in which engines must reach rank 0: a trainer that has died must not block them for longer
+                   than their lease. None: `timeout`.
     """
 
     host: str
@@ -50,7 +50,9 @@ class WorldSpec:
 
 
 def engine_fields(world: WorldSpec, placement: Placement) -> dict[str, Any]:
-    """Returns the fields that engines of both kinds are told, except where they meet; plain JSON."""
+    """Returns, as JSON values, the fields that engines of both kinds get when they join: everything but where
+    to meet.
+    """
     endpoint = placement.endpoint
     return {
         **endpoint.options,
@@ -69,7 +71,7 @@ def engine_fields(world: WorldSpec, placement: Placement) -> dict[str, Any]:
 
 
 class SourceReport(Protocol):
-    """Report of the trainer on a sync. Further optional fields: density (changed / all elements), changed, sent_bytes,
+    """The trainer's report of one sync. It may have more fields: density (changed / all elements), changed, sent_bytes,
     received_bytes, encode_seconds, wire_seconds, apply_seconds, total_seconds, digest.
     """
 
@@ -81,15 +83,17 @@ class SourceReport(Protocol):
 class SyncSource(Protocol):
     """The trainer's side of the control plane. `PublisherSource` makes one of a `sparsecast.torch.Publisher`.
 
-    `regroup` and `sync` are called one at a time, from the thread that called the control plane or from one of the HTTP
-    service. A source that trains meanwhile must itself keep the weights unchanged. They end, or raise, within their
-    timeout. With several trainer ranks the control plane runs beside rank 0, whose source makes the others follow.
+    `regroup` and `sync` are called one at a time, from the thread that called the control plane or from a thread of the
+    HTTP service. They return or raise within their timeout. A source that trains meanwhile must itself keep the weights
+    unchanged. With several trainer ranks the control plane runs on rank 0, whose source makes the other ranks follow.
 
-    A source may have a method `abort(reason: str) -> None`, called from another thread: it makes a `regroup` or `sync`
-    in progress raise soon, and does nothing otherwise. Without it, the failure of an engine ends the sync at its
-    deadline.
-    It may have an attribute `met: bool`, whether all ranks of the last regroup have met: before that no engine is
-    written to, so that those paused for their seeding can go on with what they have. Without it they stay paused.
+    A source may have a method `abort(reason: str) -> None`, called from another thread. It makes a `regroup` or `sync`
+    in progress raise soon, and does nothing if there is none. Without `abort`, the failure of an engine ends the sync
+    only at its deadline.
+
+    A source may have an attribute `met: bool`: whether all ranks of the last regroup have met. Before that no engine is
+    written to, so that engines that were paused for seeding can go on with the weights that they have. Without `met`
+    they stay paused.
     """
 
     @property
@@ -98,7 +102,7 @@ class SyncSource(Protocol):
 
     @property
     def version(self) -> int:
-        """Newest committed version."""
+        """Newest committed version of the weights."""
 
     @property
     def tensors(self) -> Sequence[TensorEntry]:
@@ -106,10 +110,14 @@ class SyncSource(Protocol):
 
     @property
     def ties(self) -> Sequence[tuple[str, str]]:
-        """Pairs (alias, original) of names of one tensor."""
+        """Pairs (alias, original) of names that are one tensor."""
 
     def regroup(self, world: WorldSpec) -> None:
-        """Meets the ranks of `world` as its ranks 0 to `ranks - 1` and makes a group, within `world.timeout`."""
+        """Meets the other ranks of `world` as ranks 0 to `ranks - 1`, and makes a group, within `world.timeout`
+        seconds.
+        """
 
     def sync(self, timeout: float) -> SourceReport:
-        """Publishes what changed and returns when every engine rank has applied it."""
+        """Publishes what has changed, and returns when every rank of every engine has applied it, within `timeout`
+        seconds.
+        """
