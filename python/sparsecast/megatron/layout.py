@@ -28,8 +28,8 @@ def megatron_tensors(model_chunks: Any) -> dict[str, torch.Tensor]:
     """Returns the local tensors of :func:`megatron_layout` by name, in its order: contiguous, to be registered with a
     publisher.
 
-    ``model_chunks`` is a model or the list of virtual stages of this rank, wrapped (DDP, Float16Module) or not.
-    Includes the correction bias of routers beside the parameters.
+    ``model_chunks`` is a model or the list of virtual stages of this rank, wrapped (DDP, Float16Module) or not. Next to
+    the parameters, the correction biases of routers are included.
     """
     return {local: tensor for local, _, _, tensor in _tensors(model_chunks)}
 
@@ -44,17 +44,18 @@ def megatron_layout(
     skip: Sequence[str] = (),
     node: str = "",
 ) -> Layout:
-    """Returns the layout of this rank, to be joined with the others by ``gather_layout``.
+    """Returns the layout of this rank, to be joined with those of other ranks by ``gather_layout``.
 
-    ``config`` is the TransformerConfig of the model. ``vocab_size`` is that of the checkpoint; the rows with which
-    Megatron pads it are not part of any tensor (None: there is no padding). ``state`` defaults to
-    ``ParallelState.current()``. Local tensors have the names of Megatron, with ``chunks.V.`` before those of virtual
-    stage V, and their own dtypes, which must be those of the engine. Local tensors that match ``skip`` (fnmatch;
-    multi-token prediction, say) are in the layout without content.
+    ``config`` is the TransformerConfig of the model. ``naming`` has the names of the checkpoint. ``vocab_size`` is that
+    of the checkpoint; the rows with which Megatron pads it are not part of any tensor (None: there is no padding).
+    ``state`` is the place of this rank (None: ``ParallelState.current()``), and ``node`` the name of its machine. Local
+    tensors have the names of Megatron, with ``chunks.V.`` before those of virtual stage V, and their own dtypes, which
+    must be those of the engine. Local tensors whose names match a pattern in ``skip`` (fnmatch; those of multi-token
+    prediction, for example) are in the layout without content.
 
     Raises UnsupportedError naming a parameter without a rule, or whose memory is not plain (DTensors, fp8 parameters of
     Transformer Engine), or an option under which values differ (zero-centred norms, interleaved rotary embeddings);
-    UsageError naming one whose shape contradicts configuration and parallel state.
+    UsageError naming a parameter whose shape contradicts configuration and parallel state.
     """
     for option, why in _OTHER_VALUES.items():
         if getattr(config, option, False):
@@ -87,7 +88,9 @@ def megatron_layout(
 
 
 def _tensors(model_chunks: Any) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor]]:
-    """Yields local name, unwrapped chunk, name in the chunk, and tensor."""
+    """Yields, for each parameter and correction bias: its local name, its chunk without wrappers, its name in the
+    chunk, and the tensor.
+    """
     chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
     for stage, chunk in enumerate(chunks):
         while hasattr(chunk, "module"):
@@ -117,7 +120,9 @@ def _parts(
     vocab_size: int | None,
     tied: bool,
 ) -> list[Part]:
-    """Returns the parts of a parameter. Layers know their number over all stages."""
+    """Returns the boxes of Hugging Face tensors that lie in the parameter ``name`` of chunk ``model``, whose local name
+    is ``local``. Raises UnsupportedError if no rule knows the parameter. (Layers know their number over all stages.)
+    """
     in_layer = _LAYER.fullmatch(name)
     prefix = ""
     if in_layer:

@@ -15,12 +15,12 @@ from .layout import megatron_tensors
 
 @dataclass(frozen=True)
 class MasterShard:
-    """Part of one parameter that the optimizer of this rank steps: its elements [begin, end), flat.
+    """Part of a parameter that the optimizer of this rank steps: elements [begin, end) of the flattened parameter.
 
     They are elements [buffer_begin, buffer_begin + end - begin) of the parameter buffer ``buffer``, in its bucket
     ``bucket``. Every bucket is split into equal parts, one for each data-parallel rank, regardless of parameter
     boundaries. After the step ``master`` is cast to those elements, and an all-gather fetches the parts of other ranks:
-    before it, only the parts in this list are new here.
+    before that, only the parts of this rank are new here.
     """
 
     parameter: str  #: As in megatron_tensors.
@@ -35,8 +35,8 @@ class MasterShard:
 
 
 def master_shards(optimizer: Any, model_chunks: Any) -> list[MasterShard]:
-    """Returns the parts that this rank owns in a DistributedOptimizer, or a ChainedOptimizer of several, in order of
-    buffers.
+    """Returns the parts of parameters that this rank owns in a DistributedOptimizer, or in a ChainedOptimizer of
+    several, in the order of the buffers.
 
     ``model_chunks`` is as for megatron_layout. Raises UnsupportedError for another optimizer, and for a parameter that
     the model does not have.

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Naming:
-    """Hugging Face names without their suffix (".weight", ".bias"); for layers, the part after ``layer``.
+    """Names of a model's tensors in its Hugging Face checkpoint, without their suffix (".weight", ".bias"); for tensors
+    of a layer, the part after ``layer``.
 
-    ``{layer}`` and ``{expert}`` are numbers over all ranks. The defaults are those of Llama, Mistral, Qwen2, Qwen3,
-    Qwen2-MoE and Qwen3-MoE. An MLP without a gate uses only ``up``.
+    ``{layer}`` and ``{expert}`` stand for numbers that count over all ranks. The defaults are those of Llama, Mistral,
+    Qwen2, Qwen3, Qwen2-MoE and Qwen3-MoE. An MLP without a gate uses only ``up``.
     """
 
     embedding: str = "model.embed_tokens"

@@ -14,7 +14,9 @@ from .naming import Naming
 
 @dataclass(frozen=True)
 class ParallelState:
-    """Place of this rank: part ``rank`` of ``size``. Pipeline stages are read from the layers themselves."""
+    """Place of this rank in the tensor, expert and expert-tensor parallel groups: rank ``*_rank`` of ``*_size``.
+    Pipeline stages are read from the layers themselves.
+    """
 
     tensor_rank: int = 0
     tensor_size: int = 1
@@ -25,7 +27,7 @@ class ParallelState:
 
     @classmethod
     def current(cls) -> ParallelState:
-        """Reads the state of ``megatron.core.parallel_state``, which must be initialised."""
+        """Returns the place of this rank from ``megatron.core.parallel_state``, which must be initialised."""
         from megatron.core import parallel_state as state
 
         return cls(
@@ -40,7 +42,11 @@ class ParallelState:
 
 @dataclass(frozen=True)
 class Part:
-    """A box of a Hugging Face tensor in a parameter: fields of a Shard, with name and whole shape of the tensor."""
+    """A box of a Hugging Face tensor, and where its elements lie in a parameter.
+
+    ``name`` and ``shape`` are the whole tensor's; ``offset`` and ``extent`` are the box. ``first`` and ``strides``, in
+    elements of the parameter, are those of a Shard.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -52,7 +58,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter and the data of its rule. ``kind`` is "weight" or "bias"."""
+    """A parameter, and everything that its rule needs. ``local`` and ``shape`` are the parameter's; ``match`` is its
+    name as the pattern of the rule matched it, and ``prefix`` the name of its layer in the checkpoint.
+    """
 
     local: str
     shape: tuple[int, ...]
@@ -66,13 +74,17 @@ class Parameter:
 
     @property
     def kind(self) -> str:
+        """ "weight" or "bias"."""
         return self.match["kind"]
 
     def name(self, stem: str, expert: int | None = None) -> str:
+        """Returns the name in the checkpoint of the tensor ``stem`` of this layer, for expert number ``expert`` if it
+        has one.
+        """
         return f"{self.prefix}{stem.format(expert=expert)}.{self.kind}"
 
     def expect(self, *shape: int) -> None:
-        """Raises UsageError unless the parameter has this shape; a bias has only its first dimension."""
+        """Raises UsageError unless the parameter has this shape; a bias must have only its first dimension."""
         due = shape[:1] if self.kind == "bias" else shape
         if self.shape != due:
             raise UsageError(
@@ -81,8 +93,8 @@ class Parameter:
             )
 
     def rows(self, name: str, rows: int, begin: int, count: int, at: int) -> list[Part]:
-        """Returns rows [begin, begin + count) of a tensor of ``rows``, from row ``at`` of the parameter; nothing for no
-        rows.
+        """Returns a part that is rows [begin, begin + count) of the tensor ``name`` of ``rows`` rows, and that begins
+        at row ``at`` of the parameter; an empty list if ``count`` is not positive.
         """
         rest = self.shape[1:]
         width = rest[0] if rest else 1
@@ -99,8 +111,8 @@ def _replicated(stem: str) -> Callable[[Parameter], list[Part]]:
 
 
 def _vocabulary(stem: str) -> Callable[[Parameter], list[Part]]:
-    """Rule of embeddings: rows padded to a multiple, then equal parts; memory beyond the real vocabulary has no
-    content.
+    """Returns the rule of an embedding or output layer: the rows are padded to a multiple, and cut into equal parts.
+    Memory beyond the real vocabulary is part of no tensor.
     """
 
     def parts(p: Parameter) -> list[Part]:
@@ -116,7 +128,9 @@ def _vocabulary(stem: str) -> Callable[[Parameter], list[Part]]:
 
 
 def _qkv(p: Parameter) -> list[Part]:
-    """Rule of QKV: query heads, k and v of each KV group, one group after another; equal parts of these rows."""
+    """Rule of QKV: the rows of every KV group are those of its query heads, its k and its v; the groups follow one
+    another, and every rank has an equal part of all rows.
+    """
     if getattr(p.config, "attention_output_gate", False):
         raise UnsupportedError("attention with an output gate has another linear_qkv", f"parameter '{p.local}'")
     groups, head = p.config.num_query_groups, p.config.kv_channels
@@ -136,7 +150,9 @@ def _qkv(p: Parameter) -> list[Part]:
 
 
 def _fc1(p: Parameter, gate: str, up: str, width: int, rank: int, size: int, expert: int | None = None) -> list[Part]:
-    """Rule of column-parallel fc1: the rows of gate on this rank, then those of up; without a gate only up."""
+    """Rule of column-parallel fc1: the rows of gate on this rank, followed by those of up; without a gate only those of
+    up. ``width`` is the number of rows of the whole tensors, which are cut for ``size`` ranks.
+    """
     stems = (gate, up) if p.config.gated_linear_unit else (up,)
     count = width // size
     p.expect(len(stems) * count, p.config.hidden_size)
@@ -148,7 +164,9 @@ def _fc1(p: Parameter, gate: str, up: str, width: int, rank: int, size: int, exp
 
 
 def _row_parallel(p: Parameter, name: str, width: int, rank: int, size: int) -> list[Part]:
-    """Rule of row-parallel layers: equal parts of dimension 1; the bias is whole on every rank."""
+    """Rule of row-parallel layers: dimension 1, of ``width`` elements, is cut into equal parts for ``size`` ranks; the
+    bias is whole on every rank.
+    """
     count = width // size
     hidden = p.config.hidden_size
     p.expect(hidden, count)
@@ -181,7 +199,7 @@ def _experts_here(p: Parameter) -> range:
 
 
 def _expert(p: Parameter) -> list[Part]:
-    """Rule of a single expert: of SequentialMLP, or of the grouped linear layers of Transformer Engine."""
+    """Rule of a parameter of one expert: in SequentialMLP, or in the grouped linear layers of Transformer Engine."""
     place, here = int(p.match["expert"]), _experts_here(p)
     if place >= len(here):
         raise UsageError(f"expert {place} where the configuration puts {len(here)}", f"parameter '{p.local}'")
@@ -193,8 +211,8 @@ def _expert(p: Parameter) -> list[Part]:
 
 
 def _grouped(p: Parameter) -> list[Part]:
-    """Rule of GroupedMLP: all local experts in one parameter, each transposed, [experts here, in, out] whatever its
-    shape.
+    """Rule of GroupedMLP: one parameter has all experts of this rank, each transposed. Its memory is [experts here, in,
+    out], whatever its shape.
     """
     hidden, width, s = p.config.hidden_size, _expert_width(p), p.state
     count, here = width // s.expert_tensor_size, _experts_here(p)

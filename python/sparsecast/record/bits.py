@@ -35,7 +35,9 @@ BITS_TYPES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """Format of a float: sign, ``exponent_bits``, ``mantissa_bits``; exponent field e means about 2^(e - bias)."""
+    """Format of a float: a sign bit, ``exponent_bits``, ``mantissa_bits``. An exponent field of e means about 2^(e -
+    bias).
+    """
 
     exponent_bits: int
     mantissa_bits: int
@@ -56,7 +58,7 @@ FLOATS: dict[str, FloatFormat] = {
 
 
 def exponents(bits: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.int64]:
-    """Returns the unbiased exponent of every float; zeros and subnormals have that of field 0."""
+    """Returns the unbiased exponent of each float in ``bits``; zeros and subnormals have that of field 0."""
     form = FLOATS[dtype]
     field = (bits >> bits.dtype.type(form.mantissa_bits)) & bits.dtype.type((1 << form.exponent_bits) - 1)
     unbiased: npt.NDArray[np.int64] = field.astype(np.int64) - form.bias
@@ -64,8 +66,8 @@ def exponents(bits: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.int64]:
 
 
 def ulp_steps(old: npt.NDArray[Any], new: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.int64]:
-    """Returns the number of representable values by which each element moved up; -0 is one below +0. Integers: the
-    difference.
+    """Returns by how many representable values each element moved up from ``old`` to ``new``; -0 is one below +0. For
+    integers it is the difference.
 
     For 64-bit elements a difference of more than 63 bits wraps.
     """

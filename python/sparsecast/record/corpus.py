@@ -28,7 +28,8 @@ def _docstrings(path: pathlib.Path) -> Iterator[str]:
 
 
 def standard_library_text(*, held_out: bool) -> bytes:
-    """Returns all documentation strings of the modules for pretraining, or of the held-out ones, in order of path.
+    """Returns documentation strings of the standard library, in order of path: those of the held-out modules, or those
+    of the modules for pretraining.
 
     Equal on all machines with the same Python version.
     """

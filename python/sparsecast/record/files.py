@@ -22,12 +22,13 @@ _STEP_NAME = re.compile(r"step_(\d+)\.safetensors")
 
 
 def step_path(directory: pathlib.Path, version: int) -> pathlib.Path:
+    """Returns the path of the file of this version in a trace's directory."""
     return directory / f"step_{version:06d}.safetensors"
 
 
 def steps_in(directory: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
-    """Returns (version, file) of every step in order; ignores other files. Raises IoError if the directory cannot be
-    listed.
+    """Returns (version, file) of every step in a trace's directory, in order of version; ignores other files. Raises
+    IoError if the directory cannot be listed.
     """
     try:
         found = [(_STEP_NAME.fullmatch(entry.name), entry) for entry in directory.iterdir()]
@@ -37,7 +38,8 @@ def steps_in(directory: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
 
 
 def write_atomically(path: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-    """Calls ``write`` to fill a file beside ``path``, makes it durable, and renames it to ``path``.
+    """Writes the file ``path`` so that it is never there in part: calls ``write`` to fill another file in its
+    directory, makes that durable, and renames it.
 
     After an interruption at any point ``path`` is unchanged or complete. Raises IoError if the operating system
     refuses.
@@ -70,9 +72,9 @@ Entry = tuple[str, tuple[int, ...], "np.ndarray[Any, np.dtype[np.uint8]]"]
 
 
 def read_safetensors(path: pathlib.Path) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Returns name -> (safetensors dtype, shape, bytes), and the metadata.
+    """Returns (safetensors dtype, shape, bytes) of each tensor by name, and the metadata of the file.
 
-    Raises CorruptError if it is no safetensors file, and IoError if it cannot be read.
+    Raises CorruptError if it is not a safetensors file, and IoError if it cannot be read.
     """
     try:
         with safetensors.safe_open(path, framework="numpy") as file:

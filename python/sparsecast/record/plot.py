@@ -11,8 +11,8 @@ from .report import Report
 
 
 def draw(reports: list[Report], path: str | os.PathLike[str]) -> None:
-    """Draws four panels with a line for each report: density by step, share by |ulp|, p(change) by exponent,
-    recurrence.
+    """Draws the reports into the file ``path``: four panels with a line for each report. The panels are the density by
+    step, the share of changes by size in ulps, the probability of a change by exponent, and the recurrence of changes.
 
     The suffix of ``path`` selects the format. Raises UnsupportedError without matplotlib.
     """

@@ -34,18 +34,19 @@ NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 class Recorder:
     """Records the exact weights of every optimizer step: an anchor when it is made, then what each step changed.
 
-    ``source``: a module (its parameters and persistent buffers), or named tensors. Shared tensors are stored once,
-    under the first name; the others are in the anchor's metadata (``ties``). ``wire_dtype``: the dtype in which
-    floating-point tensors are recorded, as they would travel (fp32 masters as bf16, rounded to nearest even); None:
-    their own. Bits are compared, never numbers; a copy of the recorded bits lies beside each tensor, on its device.
+    ``source`` is a module (its parameters and persistent buffers), or named tensors. Shared tensors are stored once,
+    under the first name; their other names are in the anchor's metadata (``ties``). ``wire_dtype`` is the dtype in
+    which floating-point tensors are recorded, as they would travel (fp32 masters as bf16, rounded to nearest even);
+    None means their own. Bits are compared, never numbers. Each tensor's device keeps a copy of the recorded bits.
 
-    With an ``optimizer`` each of its steps is recorded, by a hook, and learning rate, betas and its name stand in the
-    metadata; without, call :meth:`step`. ``every=n`` records every n-th step: versions count files, ``optimizer_step``
-    in the metadata counts steps. ``version``: the anchor's number. ``verify`` reads every file back and compares.
+    With an ``optimizer`` each of its steps is recorded, by a hook, and the metadata has its name, learning rate and
+    betas; without an optimizer, call :meth:`step`. ``every=n`` records every n-th step: versions count files,
+    ``optimizer_step`` in the metadata counts steps. ``version`` is the anchor's number. ``verify`` reads every file
+    back and compares.
 
     ``directory`` is made if missing, and must be empty. Every file appears whole or not at all, so after a crash the
-    trace ends with the last whole step. Errors of a step are raised by it (with a hook: by ``optimizer.step()``).
-    Not thread-safe.
+    trace ends with the last whole step. Errors of a step are raised by :meth:`step`, or with a hook by
+    ``optimizer.step()``. Not thread-safe.
     """
 
     def __init__(
@@ -84,15 +85,15 @@ class Recorder:
 
     @property
     def version(self) -> int:
-        """Newest version on disk."""
+        """Newest version that is on disk."""
         return self._version
 
     def step(self) -> int | None:
         """Records the current weights. Returns the number of changed elements, or None if ``every`` skips this step.
 
         Raises UsageError naming a tensor that was replaced, IoError naming a file that could not be written, and
-        CorruptError naming one that did not read back as written. After an error nothing of this step is recorded; the
-        next one includes it.
+        CorruptError naming a file that did not read back as written. After an error nothing of this step is recorded;
+        the next step includes its changes.
         """
         self._steps += 1
         if self._steps % self._every:
@@ -111,7 +112,7 @@ class Recorder:
         return sum(indices.numel() for indices, _ in changes.values())
 
     def close(self) -> None:
-        """Removes the hook from the optimizer. The trace stays; further calls do nothing."""
+        """Removes the hook from the optimizer. The trace stays on disk; further calls do nothing."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -131,7 +132,9 @@ class Recorder:
         return self._wire if self._wire is not None and tensor.is_floating_point() else tensor.dtype
 
     def _wire_bits(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor as recorded: a flat copy of integers of the element size, on the same device."""
+        """Returns the bits of the tensor as it is recorded: a flat copy of integers of the element size, on the same
+        device.
+        """
         wire = tensor.detach().to(self._dtype(tensor), copy=True, memory_format=torch.contiguous_format).view(-1)
         return bits_of(wire)
 

@@ -16,10 +16,11 @@ Report = dict[str, Any]
 
 
 def analyse(directory: str | os.PathLike[str], *, encode: bool = True) -> Report:
-    """Returns everything that ``sparsecast-record report --json`` prints (docs/record.md explains each figure).
+    """Reads a trace and returns everything that ``sparsecast-record report --json`` prints (docs/record.md explains
+    each figure).
 
-    ``encode`` also runs the encoder of sparsecast over the trace (packed positions, ulp values). Raises the errors of
-    :class:`Trace`.
+    With ``encode`` the encoder of sparsecast also runs over the trace (packed positions, ulp values). Raises the errors
+    of :class:`Trace`.
     """
     trace = Trace(directory)
     statistics = Statistics()
@@ -41,7 +42,7 @@ def analyse(directory: str | os.PathLike[str], *, encode: bool = True) -> Report
 
 
 class _Encoder:
-    """Publisher of sparsecast over the arrays of the trace, which the trace updates from version to version."""
+    """Publisher of sparsecast over the arrays of a trace, in which the trace puts one version after another."""
 
     def __init__(self, weights: dict[str, Any], dtypes: dict[str, str], version: int) -> None:
         from .. import Publisher, TensorTable, describe
@@ -143,7 +144,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def as_text(report: Report) -> str:
-    """Formats the report for people as a few tables."""
+    """Returns the report as a few tables for people."""
     densities = [row["density"] for row in report["step_rows"]]
     optimizer = ", ".join(f"{key} {value}" for key, value in report["optimizer"].items())
     lines = [

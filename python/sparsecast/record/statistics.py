@@ -30,12 +30,16 @@ _CLASSES = (
 
 
 def tensor_class(name: str) -> str:
-    """Returns the part of a model that a tensor belongs to, guessed from its name; "other" if the name does not tell."""
+    """Returns the part of a model to which a tensor belongs ("attention", "mlp", ...), guessed from its name; "other"
+    if the name does not tell.
+    """
     return next((kind for kind, pattern in _CLASSES if re.search(pattern, name)), "other")
 
 
 def entropy(counts: npt.NDArray[Any] | list[int]) -> float:
-    """Returns the entropy in bits a symbol of symbols with these counts; 0 for none."""
+    """Returns the entropy, in bits per symbol, of a stream in which each symbol occurs as often as ``counts`` says; 0
+    if empty.
+    """
     shares = np.asarray([count for count in counts if count], dtype=np.float64)
     if not len(shares):
         return 0.0
@@ -44,13 +48,18 @@ def entropy(counts: npt.NDArray[Any] | list[int]) -> float:
 
 
 def position_bits(elements: int, changed: int) -> float:
-    """Returns the bits that tell which ``changed`` of ``elements`` changed, if all are equally likely: n H(p)."""
+    """Returns the number of bits that say which ``changed`` of ``elements`` elements changed, if all are equally
+    likely: n H(p).
+    """
     return elements * entropy([changed, elements - changed])
 
 
 @dataclass
 class StepRow:
-    """One version; ``bits`` say its positions when each element (or one of its tensor, of its exponent) is alike."""
+    """Figures of one version. ``bits`` is the number of bits for the positions of its changes if every element is
+    equally likely to change; ``bits_by_tensor`` and ``bits_by_exponent`` if that holds only within each tensor, or each
+    exponent.
+    """
 
     version: int
     changed: int
@@ -63,28 +72,34 @@ class StepRow:
 
 @dataclass
 class ClassRow:
-    """One tensor class: elements, changes of all steps, and indices of dispersion (see :func:`dispersion`)."""
+    """Figures of one tensor class: its elements, the changes of all steps, and by axis its indices of dispersion (see
+    :func:`dispersion`), each with the number of changes as its weight.
+    """
 
     elements: int = 0
     changed: int = 0
     dispersions: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: {"row": [], "column": []})
 
     def dispersion(self, axis: str) -> float | None:
-        """Mean index of dispersion over steps and tensors, weighted by changes; None if no matrix changed."""
+        """Returns the mean index of dispersion along an axis ("row" or "column") over steps and tensors, weighted by
+        changes; None if no matrix changed.
+        """
         weights = sum(weight for _, weight in self.dispersions[axis])
         return sum(value * weight for value, weight in self.dispersions[axis]) / weights if weights else None
 
 
 @dataclass
 class Exponent:
-    """Counts of weights with this old exponent, once for each step."""
+    """Counts over all steps of the weights that had one exponent before the step: ``seen`` of all, ``changed`` of those
+    that changed.
+    """
 
     seen: int = 0
     changed: int = 0
 
 
 class Statistics:
-    """Counts of a trace; :meth:`add` every version in order, the first one included."""
+    """Counts over a trace. Call :meth:`add` with every version in order, including the first."""
 
     def __init__(self) -> None:
         self.elements = 0
@@ -98,6 +113,7 @@ class Statistics:
         self._recent: collections.deque[dict[str, npt.NDArray[np.int64]]] = collections.deque(maxlen=LAGS)
 
     def add(self, version: Version) -> None:
+        """Adds a version to the counts."""
         if self._present is None:
             self._begin(version)
             return
@@ -120,11 +136,11 @@ class Statistics:
 
     @property
     def changed(self) -> int:
-        """Number of changes of all steps."""
+        """Number of changed elements, summed over all steps."""
         return sum(row.changed for row in self.steps)
 
     def ulp_entropy(self) -> float:
-        """Returns the entropy of the signed ULP steps, in bits per changed element."""
+        """Returns the entropy of the signed distances in ulps, in bits per changed element."""
         return entropy(list(self.ulps.values()))
 
     def _begin(self, version: Version) -> None:
@@ -136,7 +152,9 @@ class Statistics:
                 self._present.update(_histogram(exponents(bits.reshape(-1), version.dtypes[name])))
 
     def _add_exponents(self, version: Version) -> float:
-        """Counts changes by old exponent; the position bits when every exponent has its own density."""
+        """Counts changes by the exponent before the step. Returns the bits for the positions of the changes if all
+        elements with the same exponent are equally likely to change.
+        """
         old: collections.Counter[int] = collections.Counter()
         new: collections.Counter[int] = collections.Counter()
         other = 0
@@ -181,10 +199,11 @@ class Statistics:
 
 
 def dispersion(counts: npt.NDArray[Any], cells: int) -> float | None:
-    """Returns the variance of the counts of lines over that of the binomial: 1 for uniform changes, more for clusters.
+    """Returns the index of dispersion of the changes over rows (or columns): the variance of ``counts`` over that of a
+    binomial distribution. It is 1 for uniform changes, and more for clusters.
 
-    ``counts``: changes of each row (or column), each of ``cells`` elements. None if it is undefined: fewer than two
-    lines, or no change, or only changes.
+    ``counts`` has the number of changes in each row (or column) of ``cells`` elements. None if the index is undefined:
+    fewer than two rows, or no change, or only changes.
     """
     lines = len(counts)
     total = int(counts.sum())

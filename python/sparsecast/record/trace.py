@@ -25,7 +25,9 @@ Bits = npt.NDArray[Any]  # Unsigned integers of the elements' size.
 
 @dataclass(frozen=True)
 class Change:
-    """Changes of a version in one tensor: flat, ascending positions, and the bits before and after."""
+    """Changes of one tensor in a version: flat, ascending positions, and the bits of these elements before and
+    after.
+    """
 
     indices: npt.NDArray[np.int64]
     old: Bits
@@ -36,9 +38,9 @@ class Change:
 class Version:
     """One version of the weights.
 
-    ``weights`` are the trace's own arrays, as unsigned integers that hold the elements' bits, of the tensors' shapes:
-    the next version overwrites them, so copy what is to be kept. ``changes`` has the tensors that differ from the
-    version before (of the first version: none).
+    ``weights`` has the trace's own arrays by name: unsigned integers that hold the elements' bits, in the shapes of the
+    tensors. The next version overwrites them, so copy what is to be kept. ``changes`` has the tensors that differ from
+    the version before; it is empty for the first version.
     """
 
     number: int
@@ -48,7 +50,9 @@ class Version:
     dtypes: dict[str, str]
 
     def torch_tensor(self, name: str) -> torch.Tensor:
-        """Returns the tensor in torch, sharing the memory of ``weights``. Raises KeyError for an unknown name."""
+        """Returns the tensor ``name`` as a torch tensor that shares the memory of ``weights``. Raises KeyError for an
+        unknown name.
+        """
         import torch
 
         from ..buffers import TORCH_DTYPES
@@ -62,10 +66,11 @@ class Version:
 
 
 class Trace:
-    """The versions in a directory: ``step_NNNNNN.safetensors``, the first whole, each later one a sparse step or whole.
+    """The versions in the directory of a trace: files ``step_NNNNNN.safetensors``, of which the first holds all
+    weights, and each later one a sparse step or all weights.
 
-    Iterating gives a :class:`Version` each; only one is in memory. Errors name file and tensor: UsageError for a
-    directory without steps, CorruptError for a file that is torn or does not fit the one before, VersionGapError for a
+    Iterating yields a :class:`Version` for each; only one is in memory. Errors name file and tensor: UsageError for a
+    directory without steps, CorruptError for a file that is torn or does not fit the file before, VersionGapError for a
     missing version.
     """
 
@@ -83,7 +88,7 @@ class Trace:
 
     @property
     def first(self) -> int:
-        """Version of the anchor."""
+        """Version of the anchor, the first file."""
         return self._steps[0][0]
 
     def __iter__(self) -> Iterator[Version]:
@@ -104,7 +109,9 @@ class Trace:
 
     @staticmethod
     def ties(version: Version) -> dict[str, str]:
-        """Alias -> name of the tensor whose memory it shares, as the recorder found them."""
+        """Returns, by each second name of a tensor, the name under which the trace stores it, as the recorder found
+        them.
+        """
         said: dict[str, str] = json.loads(version.metadata.get("ties", "{}"))
         return said
 

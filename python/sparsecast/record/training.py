@@ -26,7 +26,7 @@ from .recorder import Recorder
 
 @dataclass(frozen=True)
 class Size:
-    """Shape of the model; the default has 2.5 million parameters."""
+    """Shape of the model; with the defaults it has 2.5 million parameters."""
 
     width: int = 256
     layers: int = 3
@@ -36,7 +36,9 @@ class Size:
 
 @dataclass(frozen=True)
 class FineTuning:
-    """One run: ``skip`` optimizer steps that are not recorded (Adam's moments settle), then ``steps`` that are."""
+    """One fine-tuning run: ``skip`` optimizer steps that are not recorded (Adam's moments settle), followed by
+    ``steps`` steps that are recorded.
+    """
 
     learning_rate: float
     steps: int = 30
@@ -52,7 +54,7 @@ class FineTuning:
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP."""
+    """Layer of the model: pre-norm attention and MLP."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -75,7 +77,7 @@ class Block(nn.Module):
 
 
 class ByteModel(nn.Module):
-    """A decoder-only transformer over bytes; its loss is in nats a byte."""
+    """A decoder-only transformer over bytes; its loss is in nats per byte."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -102,7 +104,9 @@ Sampler = Callable[[], torch.Tensor]
 
 
 def sampler(text: bytes, context: int, batch: int, seed: int) -> Sampler:
-    """Returns a function that draws (batch, context + 1) bytes of ``text`` each time; equal for equal seeds."""
+    """Returns a function that draws random sequences of ``text`` each time it is called: (batch, context + 1) bytes,
+    the same series for equal seeds.
+    """
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     random = torch.Generator().manual_seed(seed)
     offsets = torch.arange(context + 1)
@@ -117,7 +121,9 @@ def sampler(text: bytes, context: int, batch: int, seed: int) -> Sampler:
 def pretrain(
     size: Size, steps: int, *, seed: int = 0, rate: float = 1e-3, batch: int = 16, say: Callable[[str], None] = print
 ) -> ByteModel:
-    """Returns a model trained from random weights at a normal rate (warm-up, cosine) for ``steps`` steps."""
+    """Returns a model that was trained from random weights for ``steps`` steps, with the usual learning rate (warm-up,
+    cosine). ``say`` gets sentences about the progress.
+    """
     torch.manual_seed(seed)
     model = ByteModel(size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
@@ -141,7 +147,9 @@ def pretrain(
 def fine_tune(
     model: ByteModel, size: Size, run: FineTuning, directory: pathlib.Path, *, say: Callable[[str], None] = print
 ) -> None:
-    """Fine-tunes a copy of ``model``'s weights by AdamW and records it in ``directory``; ``model`` is left as it was."""
+    """Fine-tunes a copy of ``model``'s weights by AdamW and records the steps in ``directory``; ``model`` is left as it
+    was.
+    """
     initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     masters = {name: (w.bfloat16().float() if run.from_rounded else w.clone()) for name, w in initial.items()}
     optimizer = torch.optim.AdamW(
@@ -187,10 +195,10 @@ def _step(
 def pretrained(
     path: pathlib.Path, size: Size, steps: int, *, seed: int = 0, say: Callable[[str], None] = print
 ) -> ByteModel:
-    """Returns the weights in ``path`` (fp32); if there is no such file, those of :func:`pretrain`, which are stored
-    there.
+    """Returns the model whose weights (fp32) are in the file ``path``. If there is no such file, returns the model of
+    :func:`pretrain`, and stores its weights there.
 
-    Raises UsageError if ``steps`` is 0 and there is no file, or if it holds a model of another size.
+    Raises UsageError if there is no file and ``steps`` is 0, or if the file holds a model of another size.
     """
     if not path.exists():
         if steps == 0:

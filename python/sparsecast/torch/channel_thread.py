@@ -32,11 +32,11 @@ def _thread_of(device: int) -> concurrent.futures.ThreadPoolExecutor:
 
 
 def run_in_channel_thread(device: torch.device, work: Callable[[], Result], end: Callable[[], None]) -> Result:
-    """Returns what ``work`` returns in the thread of the NCCL channels of ``device``; raises what it raises.
+    """Runs ``work`` in the thread of the NCCL channels of ``device``, and returns its result or raises its exception.
 
-    All publishers of a device share that thread, because NCCL wants one thread for each device. For tensors of the
-    host, the device is the current one. ``end`` makes a ``work`` that waits for other ranks fail: it is called when the
-    wait for it is interrupted, by Ctrl-C for example, before that is raised.
+    All publishers of a device share that thread, because NCCL wants one thread for each device. For the CPU, ``device``
+    means the current CUDA device. ``end`` is called when the wait is interrupted, by Ctrl-C for example: it must make a
+    ``work`` that waits for other ranks fail. The interruption is raised after that.
     """
     number = device.index if device.type == "cuda" else None
     if number is None:

@@ -23,20 +23,21 @@ MAX_BOXES = 4096
 
 
 class Piece(NamedTuple):
-    """One box of a canonical tensor in a local tensor."""
+    """A box of a canonical tensor, and its place in the local tensor of this rank."""
 
     box: Box
     at: tuple[int, ...]  # index of its first element in the local tensor
 
 
 def local_pieces(tensor: DTensor, name: str) -> list[Piece] | None:
-    """Returns the boxes of the canonical tensor that ``tensor.to_local()`` holds; None for a rank outside the mesh.
+    """Returns the boxes of the canonical tensor ``name`` that ``tensor.to_local()`` holds; None for a rank outside the
+    mesh.
 
-    Placements apply from the first mesh dimension to the last, as in DTensor. A strided one (``_StridedShard``: FSDP2
-    over a dimension that tensor parallelism has split, packed weights, views of a sharded dimension) cuts each of
+    Placements apply from the first mesh dimension to the last, as in DTensor. A strided placement (``_StridedShard``:
+    FSDP2 over a dimension that tensor parallelism has split, packed weights, views of a sharded dimension) cuts each of
     ``split_factor`` parts of its dimension, so that a rank may hold several boxes. Parts are those of ``torch.chunk``:
     the last may be smaller, or empty. Raises UnsupportedError naming the tensor for partial sums, for placements of
-    other kinds, and for a local tensor that is not what the placements leave.
+    other kinds, for a local tensor that is not what the placements leave, and for more than MAX_BOXES boxes.
     """
     from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
@@ -74,7 +75,9 @@ def local_pieces(tensor: DTensor, name: str) -> list[Piece] | None:
 
 
 def _left(length: int, cuts: list[tuple[int, int, int]]) -> torch.Tensor:
-    """Returns the indices of a dimension that are left after ``cuts`` of (parts, index, split factor), in their order."""
+    """Returns the indices of a dimension of ``length`` elements that ``cuts`` leave to this rank, in the order in which
+    they lie there. A cut is (number of parts, index of this rank's part, split factor).
+    """
     numbers = torch.arange(length)
     for parts, index, factor in cuts:
         pieces = [_chunk(piece, parts, index) for piece in (_chunk(numbers, factor, i) for i in range(factor))]
@@ -83,20 +86,24 @@ def _left(length: int, cuts: list[tuple[int, int, int]]) -> torch.Tensor:
 
 
 def _chunk(numbers: torch.Tensor, parts: int, index: int) -> torch.Tensor:
-    """Returns part ``index`` of ``parts``, as torch.chunk cuts, which leaves out parts that are empty."""
+    """Returns part ``index`` of the ``parts`` parts into which torch.chunk cuts ``numbers``; empty if torch.chunk makes
+    fewer.
+    """
     begin, length = chunk_of(len(numbers), parts, index)
     return numbers.narrow(0, begin, length)
 
 
 def chunk_of(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Returns where part ``index`` of ``parts`` of a dimension begins, and its length, as torch.chunk cuts."""
+    """Returns (begin, length) of part ``index`` of the ``parts`` parts into which torch.chunk cuts a dimension of
+    ``length`` elements.
+    """
     size = -(-length // parts)
     begin = min(size * index, length)
     return begin, min(size, length - begin)
 
 
 def _runs(numbers: torch.Tensor) -> list[tuple[int, int]]:
-    """Returns consecutive indices as runs of (first index, length)."""
+    """Cuts a list of indices into runs of consecutive indices: (first index, length) of each."""
     if not len(numbers):
         return []
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + torch.nonzero(numbers.diff() != 1).view(-1)])
@@ -105,13 +112,15 @@ def _runs(numbers: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def _placed(runs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Returns (first index, length, place in the local dimension) of each run."""
+    """Returns (first index, length, place in the local dimension) of each run; the runs lie one after another there."""
     places = itertools.accumulate((length for _, length in runs), initial=0)
     return [(begin, length, at) for (begin, length), at in zip(runs, places, strict=False)]
 
 
 def _compare_with_torch(tensor: Any, extent: tuple[int, ...], first: list[int], where: str, context: str) -> None:
-    """Compares shape and first element with what torch itself computes for this rank."""
+    """Raises UnsupportedError unless torch itself computes the same shape ``extent`` and first element ``first`` for
+    this rank.
+    """
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

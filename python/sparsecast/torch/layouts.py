@@ -15,10 +15,11 @@ MAX_LAYOUT_BYTES = 1 << 30
 
 
 def gather_layout(own: Layout, group: dist.ProcessGroup | None = None) -> Layout:
-    """Returns the layout of all ranks of ``group`` (default: the world); ``own`` is the layout of this rank alone.
+    """Returns the layout of all ranks of ``group`` (None: the world). ``own`` is the layout of this rank alone.
 
     Collective over the group. Sends the bytes of the layouts (uint8 tensors on the CPU, or on the current CUDA device
     if the only backend of the group is NCCL), no weights and no pickles. Without a process group it returns ``own``.
+    Raises CorruptError for a layout of more than MAX_LAYOUT_BYTES.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
         return own
@@ -41,6 +42,8 @@ def gather_layout(own: Layout, group: dist.ProcessGroup | None = None) -> Layout
 
 
 def collective_device(group: dist.ProcessGroup | None) -> torch.device:
-    """Returns where tensors of a collective over ``group`` lie: on the CPU, unless its only backend is NCCL."""
+    """Returns the device on which tensors of a collective over ``group`` must lie: the CPU, unless its only backend is
+    NCCL.
+    """
     backends = str(dist.get_backend_config(group))
     return torch.device("cpu" if "cpu:" in backends or "gloo" in backends else "cuda")

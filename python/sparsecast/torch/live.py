@@ -20,7 +20,7 @@ from .streams import StreamOrder
 
 
 class LiveEnd:
-    """Publishes to the engines of a world; every rank of the trainer has one."""
+    """The part of a :class:`Publisher` that publishes to the engines of a world; every rank of the trainer has one."""
 
     def __init__(
         self,
@@ -128,7 +128,9 @@ class LiveEnd:
         )
 
     def _in_channels(self, work: Callable[[], Result]) -> Result:
-        """Runs ``work``, which uses the channels, in the thread that they belong to: publish() may be called in any."""
+        """Runs ``work``, which uses the channels, and returns its result. NCCL channels belong to one thread of the
+        process, and publish() may be called in any: ``work`` runs in that thread then.
+        """
         world = self._world
         assert self._transport is not None and not isinstance(self._transport, Log) and world is not None
         if self._transport.channels != "nccl":
@@ -137,9 +139,10 @@ class LiveEnd:
         return run_in_channel_thread(device, work, lambda: world.abort("interrupted by a signal"))
 
     def _refresh(self, ready: torch.cuda.Event | None) -> None:
-        """Updates the tensors on the stream of the publisher, after the work that the caller had enqueued at ``ready``.
+        """Updates casts and results of transforms on the stream of the publisher, after the work that the caller had
+        enqueued at ``ready``.
 
-        If that fails, the other ranks hear of it, instead of waiting for this one until their deadline.
+        If that fails, the other ranks are told, so that they do not wait for this rank until their deadline.
         """
         try:
             with self.order.behind(ready):
@@ -151,10 +154,10 @@ class LiveEnd:
             raise
 
     def _extent(self, sent: ShardedReport) -> tuple[int, int]:
-        """Returns the number of elements that this rank sends, and their bytes. Of copies that several ranks hold, one
-        rank sends each part.
+        """Returns the number of elements that this rank sends if all have changed, and their bytes. Where several ranks
+        hold copies, each part counts for the rank that sends it.
 
-        Without ``report_tensors`` it counts what the rank holds.
+        Without ``report_tensors`` it counts everything that this rank holds.
         """
         own = self._shards.layout
         if not self._report_tensors:

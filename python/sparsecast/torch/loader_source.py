@@ -17,17 +17,20 @@ from .shards import LocalShards
 
 
 class LoaderSource:
-    """Source of a :class:`Subscriber` whose model fuses, casts or computes what ``load_weights`` gives it.
+    """Source of a :class:`Subscriber` for a model that fuses, casts or computes what its loader ``load_weights`` gives
+    it.
 
     ``tensors`` are the trainer's, as (name, safetensors dtype, shape); on every rank the same. A trace of the loader
-    decides in which mode each of them is updated: in place, or from a copy beside the model ("shadow", "nan_masked",
-    "dense"); the first pattern (fnmatch) in ``modes`` that fits a name forces its mode. docs/engines.md explains them.
+    decides the mode of each tensor: whether it is updated in place, or in a copy outside the model ("shadow",
+    "nan_masked", "dense"). The first pattern (fnmatch) in ``modes`` that fits a name forces its mode. docs/engines.md
+    explains them.
+
     ``checkpoint`` is what the model has been loaded from, as (name, tensor): it is compared with the model, and fills
     the copies. Without it nothing is compared, and copies need a trainer that sends everything (``needs_anchor``, or a
     log). Parameters that match a pattern in ``may_miss`` may stay unfilled.
 
-    The model must not be loaded or run in another thread meanwhile. Raises UnsupportedError naming the tensors that no
-    mode, or not the forced one, can update, with the reasons, and UsageError for names that do not fit.
+    While this is made and used, no other thread may load or run the model. Raises UnsupportedError naming the tensors
+    that no mode, or not the forced one, can update, with the reasons, and UsageError for names that do not fit.
     """
 
     def __init__(
@@ -44,9 +47,9 @@ class LoaderSource:
         traced.require_complete(traced.may_fill())
         self._in_place = traced.in_place
         self.holds_copies = bool(traced.shadowed)
-        """Whether any tensor is updated from a copy."""
+        """Whether any tensor is updated in a copy outside the model."""
         self.is_filled = checkpoint is not None
-        """Whether the copies hold the checkpoint's values."""
+        """Whether the copies outside the model have been filled from the checkpoint."""
         if checkpoint is not None:
             wrong = traced.differences(traced.filling(checkpoint))
             if wrong:
@@ -62,19 +65,25 @@ class LoaderSource:
         self._traced = traced
 
     def memories(self) -> list[Memory]:
-        """Returns what updates patch, parallel to the tensors of ``shards``."""
+        """Returns the memory that updates patch, in the order of ``shards.tensors``."""
         return self._traced.memories()
 
     def load(self) -> None:
-        """Brings the model to what the copies hold. Raises DirtyError naming a tensor or a step that fails."""
+        """Loads the copies into the model, and computes again what the loader computes from them. Raises DirtyError
+        naming a tensor or a step that fails.
+        """
         with torch.no_grad():
             self._recomputation.run()
 
     def audit(self) -> None:
-        """Compares what the model has made of the copies with what it makes now. Raises DirtyError naming a tensor."""
+        """Loads and computes everything again from the copies, and compares it with what the model held. Raises
+        DirtyError naming a tensor that differs.
+        """
         with torch.no_grad():
             self._recomputation.audit()
 
     def report(self) -> dict[str, Any]:
-        """Returns as JSON values how many tensors are patched in place, and the others by mode, with the reasons."""
+        """Returns, as JSON values, the number of tensors that are patched in place, and the names of other tensors by
+        mode, with the reasons.
+        """
         return {"in_place": self._in_place, **report([self._recomputation])}

@@ -18,7 +18,9 @@ from .streams import StreamOrder
 
 
 class LogEnd:
-    """Publishes to a delta log; creates the log with the current weights if there is none."""
+    """The part of a :class:`Publisher` that publishes to a delta log. Creates the log with the current weights if there
+    is none.
+    """
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class LogEnd:
         )
 
     def close(self) -> None:
-        """Waits until anchors and merged deltas are durable, within the timeout of the log."""
+        """Waits until anchors and merged deltas are durable in the log, at most for the timeout of the log."""
         self._publisher.wait_maintenance(self._log.timeout)
         del self._publisher
 

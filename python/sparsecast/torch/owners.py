@@ -24,7 +24,7 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the part of a DTensor that is here; other tensors as they are."""
+    """Returns the local part of a DTensor, on this rank; returns any other tensor as it is."""
     if type(tensor) in _PLAIN or not (hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")):
         return tensor
     with torch.no_grad():
@@ -33,19 +33,23 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def place_of(tensor: torch.Tensor) -> Place:
-    """Returns address, shape, strides, dtype and device of what is here of a tensor."""
+    """Returns address, shape, strides, dtype and device of a tensor, or of the local part of a DTensor."""
     local = local_of(tensor)
     return local.data_ptr(), local.shape, local.stride(), local.dtype, local.device
 
 
 def alias_of(tensor: torch.Tensor, shape: Iterable[int], strides: Iterable[int], first: int = 0) -> torch.Tensor:
-    """Returns a tensor of the same memory from element ``first`` on, which unlike a view does not keep ``tensor`` alive."""
+    """Returns a tensor with ``shape`` and ``strides`` over the memory of ``tensor``, from element ``first`` on. Unlike
+    a view it does not keep ``tensor`` alive, only the memory.
+    """
     memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return memory.set_(tensor.untyped_storage(), tensor.storage_offset() + first, tuple(shape), tuple(strides))
 
 
 class LiveTensors(Mapping[str, torch.Tensor]):
-    """Tensors by name that ``look`` finds anew at each access, in a module for instance."""
+    """Mapping of names to tensors that calls ``look`` for them at each access, in order to find a model's tensors of
+    that moment.
+    """
 
     def __init__(self, look: Callable[[], dict[str, torch.Tensor]]) -> None:
         self.now = look
@@ -69,17 +73,17 @@ class _LiveItems(ItemsView[str, torch.Tensor]):
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the parameters, and then the persistent buffers, of a module under all their names in its state dict.
+    """Returns the parameters of a module, followed by its persistent buffers, under all their names in its state dict.
 
-    FSDP2 modules shard their parameters again for a state dict. Raises UnsupportedError for FSDP1, whose state dict is a
-    collective.
+    FSDP2 modules shard their parameters again for a state dict. Raises UnsupportedError for FSDP1, whose state dict is
+    a collective.
     """
     return tensors_and_rest_of(module)[0]
 
 
 def tensors_and_rest_of(module: nn.Module) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Returns :func:`tensors_of` the module, and the names of all other entries of its state dict: those that are no
-    tensors, and those that a hook has made.
+    """Returns :func:`tensors_of` the module, and the names of all other entries of its state dict: entries that are not
+    tensors, and entries that a hook has made.
     """
     for name, part in module.named_modules():
         if type(part).__name__ == "FullyShardedDataParallel":
@@ -102,7 +106,7 @@ def tensors_and_rest_of(module: nn.Module) -> tuple[dict[str, torch.Tensor], lis
 
 
 def _walked(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns all parameters and buffers by the names of the modules that have them."""
+    """Returns all parameters and buffers of the module and its submodules by name."""
     found = dict(module.named_parameters(remove_duplicate=False))
     return found | dict(module.named_buffers(remove_duplicate=False))
 
@@ -118,7 +122,7 @@ def _own(part: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 @dataclasses.dataclass
 class _Node:
-    """One module as it was, with its own children and tensors."""
+    """A module with its own children and tensors, as they were when the watch last looked."""
 
     module: weakref.ref[nn.Module]
     children: dict[str, weakref.ref[nn.Module] | None]
@@ -126,6 +130,9 @@ class _Node:
     count: int  # of its tensors, also of those that are not compared
 
     def stands(self, every: bool) -> bool:
+        """Returns whether the module's children and compared tensors are still in their places; with ``every``, also
+        whether it has no others.
+        """
         part = self.module()
         if part is None or (every and len(part._modules) != len(self.children)):
             return False
@@ -142,11 +149,12 @@ class _Node:
 
 
 class ModuleWatch:
-    """Compares where the tensors of a module are with where they were at construction, by their names.
+    """Remembers where the tensors of a module lie, by name, and finds out whether any has got other memory since.
 
-    All of its state dict, and new ones are noticed, too; or those alone, by the names of modules, that lie in
-    ``storages``, addresses of the first bytes of storages. ``ignored``: names of tensors that may be anywhere. ``found``:
-    :func:`tensors_of` the module, where the caller has them already. A check takes a few microseconds a tensor.
+    Without ``storages`` it watches the whole state dict, and notices new tensors as well. Otherwise it watches only the
+    parameters and buffers that lie in ``storages``, which are the addresses of the first bytes of storages. ``ignored``
+    has names of tensors that may lie anywhere. ``found`` is :func:`tensors_of` the module, if the caller has that
+    already. ``cure`` is what messages advise. A check takes a few microseconds per tensor.
     """
 
     def __init__(
@@ -170,7 +178,7 @@ class ModuleWatch:
         self._nodes = self._tree(found)
 
     def check(self) -> None:
-        """Raises UsageError naming a tensor that is elsewhere, gone or new, and the cure."""
+        """Raises UsageError, with the cure, naming a tensor that has other memory, is gone, or is new."""
         if all(node.stands(self._every) for node in self._nodes):
             return
         found = self._look(self._module)
@@ -208,8 +216,8 @@ class ModuleWatch:
 
 
 def guard_of(models: Iterable[nn.Module], memory: Iterable[torch.Tensor], cure: str) -> Callable[[], None]:
-    """Returns a check that raises UsageError, naming the tensor, and ``cure``, once one of the models has a weight
-    elsewhere that lies in the storage of a tensor in ``memory`` now.
+    """Returns a function that raises UsageError, naming the tensor and with the advice ``cure``, if a weight of one of
+    the models has other memory than now. It watches the weights that lie in the storages of the tensors in ``memory``.
     """
     storages = {tensor.untyped_storage().data_ptr() for tensor in memory}
     watches = [ModuleWatch(model, cure, storages=storages) for model in models]
@@ -222,14 +230,16 @@ def guard_of(models: Iterable[nn.Module], memory: Iterable[torch.Tensor], cure: 
 
 
 class MemoryWatch:
-    """Looks after memory whose owner is not known, as of a list of tensors: that it stays where it is, and that somebody
-    else than its user holds it, for else no model computes with it.
+    """Watches memory whose owner is not known, such as that of a list of tensors: whether it stays where it is, and
+    whether somebody else than its user still holds it. If nobody does, no model computes with it.
 
     Memory that is not torch's own (numpy's, a mapped file's) may have owners that torch does not count.
     """
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], cure: str) -> None:
-        """``tensors`` are the user's own (:func:`alias_of`), and no views of one another."""
+        """``tensors`` are (name, tensor) of the user's own tensors (:func:`alias_of`), none of which is a view of
+        another. ``cure`` is what messages advise.
+        """
         self._cure = cure
         self._held: dict[int, _Memory] = {}
         for name, tensor in tensors:
@@ -239,14 +249,16 @@ class MemoryWatch:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Counts what is made meanwhile of the memory as its user's."""
+        """Counts references to the memory that are made while the context lasts as the user's, and not as an
+        owner's.
+        """
         before = {key: memory.count() for key, memory in self._held.items()}
         yield
         for key, memory in self._held.items():
             memory.users += memory.count() - before[key]
 
     def check(self) -> None:
-        """Raises UsageError naming a tensor."""
+        """Raises UsageError naming a tensor whose memory has moved or has no owner any more."""
         for memory in self._held.values():
             storage = memory.storage
             where = f"tensor '{memory.name}'"
@@ -261,6 +273,8 @@ class MemoryWatch:
 
 @dataclasses.dataclass
 class _Memory:
+    """A storage as it was, with the number of references to it that are not an owner's."""
+
     name: str
     storage: torch.UntypedStorage
     address: int

@@ -35,28 +35,32 @@ class Publisher:
     """Publishes the weights of a model over a world of ranks to engines, or to a delta log.
 
     ``source`` is a module, an iterable of (name, tensor), or :class:`LocalShards`. With DTensor parameters (FSDP2, 2-D
-    meshes) every rank of the trainer makes one over the same ``process_group`` (default: the world), and each compares
-    its own shards: no parameter is ever gathered. ``rename`` maps names to those of the engines (a dict or a callable;
-    None leaves a tensor out). ``wire_dtype`` is the dtype that engines hold if it differs from that of the parameters:
-    fp32 masters are cast to bf16 on the way. ``dtypes`` says which integers are 4-bit numbers ({"*_packed": "I4X2"};
-    :func:`shards_of`): subscribers say the same. Weights are read where they are: one that has been given other memory
-    (offloaded, ``p.data = ...``, ``load_state_dict(assign=True)``, a module replaced) is a UsageError of the next
-    publication, and needs a new publisher. ``reassigned``: patterns of names that get other memory at each step.
+    meshes) every rank of the trainer makes a publisher over the same ``process_group`` (default: the world), and each
+    compares its own shards: no parameter is ever gathered. ``rename`` maps names to those of the engines (a dict or a
+    callable; None leaves a tensor out). ``wire_dtype`` is the dtype that engines hold if it differs from that of the
+    parameters: fp32 masters are cast to bf16 on the way. ``dtypes`` says which integers are 4-bit numbers ({"*_packed":
+    "I4X2"}; :func:`shards_of`); subscribers must be given the same.
+
+    Weights are read where they lie. If a weight has got other memory (offloaded, ``p.data = ...``,
+    ``load_state_dict(assign=True)``, a module replaced), the next publication raises UsageError, and a new publisher is
+    needed. ``reassigned`` has patterns of names of tensors that get other memory at each step.
 
     ``detector`` "auto" selects "fused_cast" for a log if every tensor is cast from fp32 to bf16 (the cast is the
     detection, and no other copy is kept), otherwise "snapshot" (a copy of what engines hold, on the device of the
     tensors); "pinned" keeps that copy in pinned host memory, for CUDA tensors over a world. Over a world, a snapshot is
     compared with the cast of fp32 masters while they are read: it is the only bf16 copy.
 
-    ``objective`` says what the automatic positions save: "speed" (the default over a world), "size" (the default for a
-    log; a third fewer bytes, which receivers decode on the host), or the rate of the slowest link ("100Mb/s").
+    ``objective`` says what the automatic choice of position codecs saves: "speed" (the default over a world), "size"
+    (the default for a log; a third fewer bytes, which receivers decode on the host), or the rate of the slowest link
+    ("100Mb/s").
 
     With an ``optimizer``, its steps are counted, and no step begins while a publication still reads the weights;
-    ``publish_every=n`` publishes after every n-th step, without waiting for the engines. The next step, or publish(),
-    raises the errors of such a publication. Call from one thread.
+    ``publish_every=n`` publishes after every n-th step, without waiting for the engines. If such a publication fails,
+    the next step, or publish(), raises its error. Call from one thread.
 
     Without a ``transport`` the publisher belongs to a control plane (:class:`sparsecast.control.PublisherSource`,
-    :class:`~sparsecast.control.DistributedSource`), or regroup() is called with one before the first publication.
+    :class:`~sparsecast.control.DistributedSource`), or regroup() is called with a transport before the first
+    publication.
     """
 
     def __init__(
@@ -124,31 +128,34 @@ class Publisher:
 
     @property
     def version(self) -> int:
-        """Newest version that every engine has verified (live), or that is durable (log)."""
+        """Newest version that every engine has verified (over a world), or that is durable (in a log)."""
         return self._end.version
 
     @property
     def digest(self) -> str:
-        """State digest at that version, 32 hexadecimal digits."""
+        """State digest of the weights at ``version``, 32 hexadecimal digits."""
         return self._end.digest
 
     @property
     def layout(self) -> Any:
-        """Layout (:class:`sparsecast.Layout`) of all ranks of the trainer (live), or of this one (log)."""
+        """Layout (:class:`sparsecast.Layout`) of all ranks of the trainer (over a world), or of this rank (with
+        a log).
+        """
         return self._end.layout
 
     @property
     def sharded(self) -> ShardedPublisher:
-        """The :class:`sparsecast.ShardedPublisher` of a live transport."""
+        """The :class:`sparsecast.ShardedPublisher` that publishes to the world. Raises UsageError with a log."""
         if isinstance(self._end, LogEnd):
             raise UsageError("a publisher to a log has no sharded publisher")
         return self._end.publisher
 
     def regroup(self, transport: Transport | None = None) -> None:
-        """Meets the engines again: after a failure, and when one joins or leaves. Collective over trainer and engines.
+        """Meets the engines again: after a failure, and when an engine joins or leaves. Collective over trainer and
+        engines.
 
-        ``transport`` describes the new world (another size or generation); the default is the previous one. The first
-        publish() calls it. With a log it does nothing.
+        ``transport`` describes the new world (another size or generation); None means the previous one. The first
+        publish() calls it by itself. With a log it does nothing, or raises UsageError for another transport.
         """
         self._process.require_here()
         self._settle()
@@ -163,12 +170,13 @@ class Publisher:
     def publish(
         self, *, wait: bool = True, label: str = ""
     ) -> PublishReport | concurrent.futures.Future[PublishReport]:
-        """Sends the current weights to every engine; collective over the ranks of the trainer when live.
+        """Sends the current weights to every engine, or to the log; collective over the ranks of the trainer over a
+        world.
 
-        With ``wait`` it returns the report when every engine has verified the new version (live), or when it is durable
-        (log). Without, it returns a future: the weights must not change until that is done, or until the next optimizer
-        step, which waits. Raises the error of the previous publication first. ``label`` is a text for people in the
-        record of a log.
+        With ``wait`` it returns the report when every engine has verified the new version (world), or when it is
+        durable (log). Without ``wait`` it returns a future of the report: the weights must not change until the future
+        is done, or until the next optimizer step, which waits for the reading. Raises the error of the previous
+        publication first. ``label`` is text for people in the record of a log.
         """
         self._process.require_here()
         self._settle()
@@ -179,8 +187,8 @@ class Publisher:
         return self._in_flight
 
     def wait(self, timeout: float | None = None) -> PublishReport | None:
-        """Returns the report of the publication in progress, or None. Raises its error, or TimeoutError after
-        ``timeout`` seconds.
+        """Waits for the publication in progress and returns its report; returns None if none is in progress. Raises the
+        publication's error, or TimeoutError after ``timeout`` seconds.
         """
         self._process.require_here()
         future = self._in_flight
@@ -191,8 +199,8 @@ class Publisher:
         return report
 
     def close(self) -> None:
-        """Waits for the publication in progress and removes the hooks; the publisher cannot be used afterwards. In a
-        forked child only removes the hooks.
+        """Waits for the publication in progress and removes the hooks from the optimizer; the publisher cannot be used
+        afterwards. In a forked child it only removes the hooks.
         """
         for hook in self._hooks:
             hook.remove()
@@ -221,13 +229,15 @@ class Publisher:
             self._reading.set()
 
     def _settle(self) -> None:
-        """Ends the previous publication and raises its error, once."""
+        """Waits for the publication in progress, if there is one, and raises its error."""
         future, self._in_flight = self._in_flight, None
         if future is not None:
             future.result()
 
     def _attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Installs hooks that refer to the publisher weakly: an optimizer that outlives it continues alone."""
+        """Installs hooks in the optimizer that count its steps. They do not keep the publisher alive: an optimizer that
+        outlives the publisher continues alone.
+        """
         this = weakref.ref(self)
         self._step = 0
 

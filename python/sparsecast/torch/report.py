@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class TensorReport:
-    """Numbers of one canonical tensor in a publication."""
+    """Numbers of one canonical tensor in a publication, for the part on this rank."""
 
     name: str
     elements: int  #: Elements of the part on this rank.
@@ -20,13 +20,13 @@ class TensorReport:
 
     @property
     def density(self) -> float:
-        """Changed elements over elements."""
+        """Share of the elements that have changed, from 0 to 1."""
         return self.changed / self.elements if self.elements else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishReport:
-    """Numbers of one publication on this rank; callers may sum them over ranks when they like (see ``totals``).
+    """Numbers of one publication on this rank; ``totals`` has the numbers that may be summed over ranks.
 
     Elements that are sent to engines with different shards count once for each. Seconds are wall time on this rank,
     measured to the end of the work on the device.
@@ -45,15 +45,15 @@ class PublishReport:
 
     @property
     def density(self) -> float:
-        """Changed elements over elements."""
+        """Share of the elements that have changed, from 0 to 1."""
         return self.changed / self.elements if self.elements else 0.0
 
     def totals(self) -> tuple[int, int, int, int]:
-        """(elements, changed, wire_bytes, dense_bytes): what adds up over ranks."""
+        """Returns (elements, changed, wire_bytes, dense_bytes), which may be summed over ranks."""
         return self.elements, self.changed, self.wire_bytes, self.dense_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns the report and its density as JSON values."""
         return {**dataclasses.asdict(self), "density": self.density}
 
     def __str__(self) -> str:

@@ -35,12 +35,13 @@ _CURE = "make a new publisher or subscriber"
 
 @dataclasses.dataclass
 class LocalShards:
-    """Tensors of this rank and their layout (of this rank alone).
+    """Tensors of this rank, and their layout (of this rank alone).
 
     ``tensors[i]`` is the memory of ``layout.ranks[0].tensors[i]``: flat, contiguous, at the same address as long as
-    anything publishes it; of that dtype, or fp32 masters of bf16 (:meth:`holds_master`), whose cast a live publisher
-    computes. ``masters[i]``, if not None, is the tensor that tensors[i] is cast from, with the same elements.
-    ``prepare`` is called before each detection, after the casts: transforms fill their outputs there.
+    anything publishes it. It has the dtype of the layout, or is an fp32 master of a bf16 tensor (:meth:`holds_master`),
+    whose cast a live publisher computes. ``masters[i]``, if not None, is the tensor with the same elements from which
+    tensors[i] is cast. ``prepare`` is called before each detection, after the casts: transforms fill their outputs
+    there.
     """
 
     layout: Layout
@@ -54,11 +55,15 @@ class LocalShards:
     memory: MemoryWatch | None = None
 
     def counted(self) -> contextlib.AbstractContextManager[None]:
-        """What is made of the tensors meanwhile is counted as their user's, not as an owner's."""
+        """Returns a context in which new references to the tensors' memory count as their user's, not as an owner's
+        (:class:`MemoryWatch`).
+        """
         return self.memory.counted() if self.memory is not None else contextlib.nullcontext()
 
     def check(self) -> None:
-        """Raises UsageError naming a tensor whose memory is no longer the one that was described."""
+        """Raises UsageError naming a tensor that has got other memory than the one described here, or has no owner any
+        more.
+        """
         if self.guard is not None:
             self.guard()
 
@@ -67,13 +72,14 @@ class LocalShards:
         return self.tensors[local].dtype == torch.float32 and self.layout.ranks[0].tensors[local].dtype == "BF16"
 
     def wire_bytes(self, local: int) -> int:
-        """Returns the bytes of an element of tensors[local] as it is sent."""
+        """Returns the bytes per element of tensors[local] when it is sent."""
         return self.tensors[local].element_size() // (2 if self.holds_master(local) else 1)
 
     def refresh(self) -> None:
-        """Updates the tensors that are casts or results of transforms; the others are the parameters themselves.
+        """Computes the tensors that are casts or results of transforms again; the others are the parameters' own
+        memory.
 
-        Raises UsageError naming a parameter whose memory is no longer the one that was described.
+        Raises UsageError naming a parameter that has got other memory than the one described here.
         """
         self.check()
         if self.look_again is not None:
@@ -88,7 +94,7 @@ class LocalShards:
 
 @dataclasses.dataclass
 class _Held:
-    """One parameter as this rank holds it."""
+    """A parameter as this rank holds it, under its canonical name and under the model's own name."""
 
     name: str  # canonical
     own_name: str
@@ -151,7 +157,9 @@ def _hold(
 
 
 def _memory_of(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the memory of a tensor as a plain one of its shape and strides, which keeps only the memory alive."""
+    """Returns a plain tensor over the memory of ``tensor``, with its shape and strides, which keeps only the memory
+    alive. Raises UsageError or UnsupportedError, naming the tensor, if it has no memory that can be read.
+    """
     context = f"tensor '{name}'"
     kind = type(tensor).__name__
     if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
@@ -180,7 +188,9 @@ def _memory_of(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Returns how many elements of memory a tensor with elements reaches over."""
+    """Returns the number of elements of memory from a tensor's first element to its last, gaps included. The tensor
+    must have elements. Raises UsageError for negative strides.
+    """
     if any(stride < 0 for stride in tensor.stride()):
         raise UsageError("negative strides")
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -196,13 +206,16 @@ def _check_declared(name: str, dtype: str, tensor: torch.Tensor) -> None:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the memory that the elements span as one contiguous dimension, whatever the strides of the tensor."""
+    """Returns the memory from the tensor's first element to its last as one contiguous dimension, whatever its
+    strides.
+    """
     return alias_of(tensor, (_span(tensor) if tensor.numel() else 0,), (1,))
 
 
 def _may_stay_master(local: torch.Tensor, wire: torch.dtype) -> bool:
-    """Returns whether a tensor may stay an fp32 master: a publisher can cast it, and a snapshot of the memory that it
-    spans, including gaps, is at most twice that of its elements.
+    """Returns whether a publisher can read an fp32 tensor as the master of a bf16 one, instead of a cast buffer: if a
+    publisher can cast it, and a snapshot of the memory that it spans, including gaps, is at most twice that of its
+    elements.
     """
     castable = local.dtype == torch.float32 and wire == torch.bfloat16
     return castable and _flat(local).numel() <= 2 * local.numel()
@@ -210,6 +223,8 @@ def _may_stay_master(local: torch.Tensor, wire: torch.dtype) -> bool:
 
 @dataclasses.dataclass
 class _Collected:
+    """The layout of this rank while it is built; ``cast`` is that of :func:`shards_of`."""
+
     cast: bool
     specs: dict[str, tuple[str, str, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
     locals: list[LocalTensor] = dataclasses.field(default_factory=list)
@@ -220,6 +235,9 @@ class _Collected:
     by_memory: dict[tuple[object, ...], str] = dataclasses.field(default_factory=dict)
 
     def add(self, held: _Held, copied: bool) -> None:
+        """Adds a parameter, or a tie if its memory is there under another name. With ``copied`` it gets a buffer of its
+        own.
+        """
         if held.name in self.specs:
             raise UsageError(f"'{held.own_name}' has the name of another tensor", f"tensor '{held.name}'")
         self.specs[held.name] = (held.name, held.dtype, held.shape)
@@ -245,7 +263,9 @@ class _Collected:
 
 
 def _live(source: Source) -> LiveTensors | None:
-    """Returns what a source looks its tensors up in, if it does: ``tensors.items()`` of :class:`LiveTensors`."""
+    """Returns the :class:`LiveTensors` in which a source looks its tensors up, if it is ``items()`` of one;
+    else None.
+    """
     found = getattr(source, "_mapping", source)
     return found if isinstance(found, LiveTensors) else None
 
@@ -301,17 +321,23 @@ def shards_of(
 ) -> LocalShards:
     """Describes what this rank holds of a model, or of an iterable of (name, tensor).
 
-    Parameters and persistent buffers; DTensors (FSDP2, 2-D meshes) by their local shards, as the mesh cuts them, others
-    whole. ``rename`` maps names to the engine's, a table or a callable; None there leaves a tensor out. Tensors that
-    share memory under several names are tied. ``dtypes`` says which integers are 4-bit numbers, by patterns of the
-    canonical names: {"*.weight_packed": "I4X2"} (integers; "F4X2": fp4 e2m1), the first that fits. They are sent in
-    fewer bytes. Tensors of uint8 or int8 keep their shape; of int32, eight numbers a word, the four bytes become a last
-    dimension. Where ``wire_dtype`` differs from the tensor's own, a buffer of that dtype is made, into which
-    :meth:`LocalShards.refresh` casts; with ``cast=False`` not for fp32 tensors that travel as bf16, which then stay
-    masters, for live publishers (they cast while they compare). Names of a module's tensors that match a pattern in
-    ``reassigned`` get other memory at each step (``bias = bias + d``): they are looked up and copied in each
-    :meth:`LocalShards.refresh`. Any other that moves, and memory that only these shards still hold, is a UsageError of
-    that call. UsageError and UnsupportedError name the tensor.
+    Of a model, these are its parameters and persistent buffers; of DTensors (FSDP2, 2-D meshes) the local shards, as
+    the mesh cuts them, of other tensors the whole. ``rename`` maps names to the engine's (a dict or a callable); None
+    there leaves a tensor out. Tensors that share memory under several names are tied.
+
+    ``dtypes`` says which integers are 4-bit numbers, by patterns of the canonical names, of which the first that fits
+    counts: {"*.weight_packed": "I4X2"} (integers; "F4X2": fp4 e2m1). They are sent in fewer bytes. Tensors of uint8 or
+    int8 keep their shape. Tensors of int32, which have eight numbers per word, get the four bytes of a word as a last
+    dimension.
+
+    Where ``wire_dtype`` differs from the tensor's own dtype, a buffer of that dtype is made, into which
+    :meth:`LocalShards.refresh` casts. With ``cast=False``, fp32 tensors that travel as bf16 get no buffer: they stay
+    masters, for live publishers, which cast while they compare.
+
+    Names of a module's tensors that match a pattern in ``reassigned`` get other memory at each step (``bias = bias +
+    d``): they are looked up and copied in each :meth:`LocalShards.refresh`. That call raises UsageError for any other
+    tensor that has moved, and for memory that only these shards still hold. UsageError and UnsupportedError name the
+    tensor.
     """
     if isinstance(source, LocalShards):
         if rename is not None or wire_dtype is not None or dtypes is not None:
@@ -354,7 +380,7 @@ def shards_of(
 
 @dataclasses.dataclass
 class WholeTensors:
-    """Canonical tensors that this rank holds whole, ordered by name as a checkpoint's are; tied ones once."""
+    """Canonical tensors that this rank holds whole, ordered by name as in a checkpoint; tied tensors are there once."""
 
     specs: list[tuple[str, str, tuple[int, ...]]]
     tensors: list[torch.Tensor]
@@ -362,15 +388,17 @@ class WholeTensors:
 
 
 def shard_memory(memory: torch.Tensor, shard: Shard) -> torch.Tensor:
-    """Returns the elements of ``shard`` in ``memory``, the local tensor that it lies in, in the shape of its box."""
+    """Returns a view of the elements of ``shard``, in the shape of its box. ``memory`` is the local tensor in which the
+    shard lies.
+    """
     return memory.as_strided(shard.box.extent, shard.strides, memory.storage_offset() + shard.first)
 
 
 def whole_tensors(shards: LocalShards, what: str) -> WholeTensors:
-    """The tensors of a rank in their canonical shapes.
+    """Returns the tensors of a rank in their canonical shapes.
 
-    UsageError that names the tensor, and says that ``what`` needs it so, for parts, for views, and for those of the
-    table that the rank holds nothing of, or has twice.
+    Raises UsageError naming the tensor, and saying that ``what`` needs it so, if the rank holds a part of a tensor,
+    nothing of it, or a view that is not contiguous.
     """
     entries = []
     of_rank = shards.layout.ranks[0].shards

@@ -15,13 +15,16 @@ def cuda_device(tensors: Sequence[torch.Tensor]) -> torch.device | None:
 
 
 def use_device(device: torch.device | None) -> None:
-    """Makes the device the current one of this thread, which begins with device 0 and would take memory there."""
+    """Makes ``device`` the current CUDA device of this thread, if it is not None. A new thread begins with device 0 and
+    would take memory there.
+    """
     if device is not None:
         torch.cuda.set_device(device)
 
 
 class StreamOrder:
-    """The current torch stream on the device of the tensors at construction; does nothing for host memory.
+    """The CUDA stream on which the library works: the current torch stream, at construction, on the device of the
+    tensors. Does nothing for host memory.
 
     The library enqueues all its work there. A later caller, from another stream or thread, marks the position of its
     own stream, and the stream of the library continues after that.
@@ -33,15 +36,15 @@ class StreamOrder:
 
     @property
     def number(self) -> int:
-        """Stream handle for the library; 0 for host memory.
+        """Handle of the stream, for the library; 0 for host memory.
 
-        The default stream of torch is the legacy stream of CUDA, whose handle is 0 as well: its alias 1 says so
-        explicitly.
+        The default stream of torch is the legacy stream of CUDA, whose handle is 0 as well: its alias 1 is used
+        instead.
         """
         return 0 if self._stream is None else int(self._stream.cuda_stream) or 1
 
     def mark(self) -> torch.cuda.Event | None:
-        """Records an event at the current position of the current stream of the caller."""
+        """Returns an event at the present end of the caller's current stream; None for host memory."""
         if self._device is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -49,13 +52,15 @@ class StreamOrder:
         return event
 
     def catch_up(self) -> None:
-        """Makes later work of the library wait for the work that is on the current stream of the caller."""
+        """Makes later work of the library wait for the work that is on the caller's current stream now."""
         with self.behind(self.mark()):
             return
 
     @contextlib.contextmanager
     def behind(self, ready: torch.cuda.Event | None) -> Iterator[None]:
-        """Makes the stream of the library current in this context, after ``ready``."""
+        """Makes the stream of the library current while the context lasts; its work there waits for the event
+        ``ready``, if not None.
+        """
         if self._stream is None:
             yield
             return

@@ -25,7 +25,7 @@ from .streams import StreamOrder
 
 @dataclasses.dataclass(frozen=True)
 class UpdateReport:
-    """Report of one update on this rank; ``pause_seconds`` is the time during which the weights were written."""
+    """Report of one update on this rank; ``pause_seconds`` is the time in which the weights were written."""
 
     version: int
     changed: int  #: Changed elements of the applied deltas (from a log: of ``deltas`` deltas).
@@ -40,15 +40,18 @@ class Subscriber:
     """Keeps the weights of a torch model at the versions of the trainer, over a world of ranks or from a delta log.
 
     ``source`` is that of :class:`Publisher`, or a :class:`LoaderSource` for a model that keeps its weights in another
-    form than the trainer; with DTensor parameters each rank makes one over the same ``process_group``. ``rename`` and
-    ``dtypes`` are those of :func:`shards_of`. ``engine`` is the name of the engine in the world. Over a world, with
-    ``needs_anchor`` the memory holds no version yet and is seeded when the group meets; otherwise it must hold
-    ``version``. From a log it is brought to the newest version whatever it holds. ``pause(True)`` is called before
-    weights are written and ``pause(False)`` when they are verified, in the thread of update() or apply().
-    ``entry_bytes``, on a device: most bytes of its memory for decoded changes between receive() and apply(); None: a
-    sixteenth of the weights. Weights are written where they were at construction: regroup(), receive(), apply(), update()
-    and audit() raise UsageError, and write nothing, once the model has one elsewhere, or the model is gone. Call from one
-    thread, except receive(), which may run in another.
+    form than the trainer; with DTensor parameters each rank makes a subscriber over the same ``process_group``.
+    ``rename`` and ``dtypes`` are those of :func:`shards_of`. ``engine`` is the name of the engine in the world.
+
+    Over a world, ``needs_anchor`` says that the memory holds no version yet and is seeded when the group meets;
+    otherwise it must hold ``version``. From a log, the memory is brought to the newest version whatever it holds.
+    ``pause(True)`` is called before weights are written and ``pause(False)`` when they are verified, in the thread of
+    update() or apply(). ``entry_bytes`` is, on a device, the most bytes of its memory for decoded changes between
+    receive() and apply(); None means a sixteenth of the weights.
+
+    Weights are written where they were at construction: regroup(), receive(), apply(), update() and audit() raise
+    UsageError, and write nothing, if the model has a weight elsewhere, or is gone. Call from one thread, except
+    receive(), which may run in another.
     """
 
     def __init__(
@@ -108,8 +111,8 @@ class Subscriber:
 
     @property
     def version(self) -> int | None:
-        """Version that the weights hold, verified; None if it is not known yet, or if the loader of a LoaderSource has
-        not loaded them, or has failed: the next update() then loads everything again.
+        """Version that the weights hold, verified. None if it is not known yet, or if the loader of a LoaderSource has
+        failed or has not loaded it: the next update() then loads everything again.
         """
         if not self._is_loaded:
             return None
@@ -119,7 +122,9 @@ class Subscriber:
         return self.sharded.version
 
     def regroup(self, transport: Transport | None = None) -> None:
-        """Meets trainer and engines again; the first update does so itself. Does nothing with a log."""
+        """Meets trainer and engines again, over the world that ``transport`` describes (None: the previous one). The
+        first update does so by itself. Does nothing with a log.
+        """
         self._process.require_here()
         if isinstance(self._transport, Log):
             return
@@ -136,7 +141,8 @@ class Subscriber:
         self._met = True
 
     def receive(self) -> None:
-        """Stages the next version while the model is in use; only reads its weights. Live only.
+        """Stages the next version while the model is in use, and only reads the weights. Over a world only: raises
+        UsageError with a log.
 
         Collective with publish() of the trainer; call apply() next.
         """
@@ -152,10 +158,12 @@ class Subscriber:
             raise
 
     def apply(self) -> UpdateReport:
-        """Writes the staged version, verifies it, and waits for the decision of all ranks: the pause. Live only.
+        """Writes the staged version, verifies it, and waits for the decision of all ranks: the work of the pause. Over
+        a world only: raises UsageError with a log.
 
-        With a LoaderSource, its loader then gets what is not patched in place. DirtyError if that fails: the version is
-        that of all ranks then, and the weights are not of it until regroup() or the next update has loaded it again.
+        With a LoaderSource, its loader then loads what is not patched in place. DirtyError if that fails: all ranks are
+        at the new version then, but the model's weights are not, until regroup() or the next update has loaded it
+        again.
         """
         if self._follower is not None:
             raise UsageError("a log is followed by update()")
@@ -178,8 +186,8 @@ class Subscriber:
         )
 
     def update(self, version: int | None = None) -> UpdateReport:
-        """Updates the weights. Live: receive() and apply(), to the next version. From a log: to its head, or to
-        ``version``.
+        """Updates the weights and returns the report. Over a world: to the next version, by receive() and apply(). From
+        a log: to ``version``, or to the newest version if None.
         """
         if self._follower is None:
             if version is not None:
@@ -203,7 +211,9 @@ class Subscriber:
         )
 
     def audit(self) -> None:
-        """Reads every byte of the weights again. Raises DirtyError naming a tensor that differs from its version."""
+        """Reads every byte of the weights again, over a world. Raises DirtyError naming a tensor that differs from its
+        version, and UsageError with a log, whose follower audits by itself.
+        """
         if self._follower is not None:
             raise UsageError("a follower audits a slice after every version by itself")
         self._check()
@@ -212,16 +222,16 @@ class Subscriber:
             self._loader.audit()
 
     def modes(self) -> dict[str, Any]:
-        """Returns how many tensors are patched in place, and those that are not by mode, with the reasons
-        (:meth:`LoaderSource.report`); JSON values.
+        """Returns, as JSON values, the number of tensors that are patched in place, and the names of other tensors by
+        mode, with the reasons (:meth:`LoaderSource.report`).
         """
         if self._loader is None:
             return {"in_place": len(self._shards.tensors)}
         return self._loader.report()
 
     def _check(self) -> None:
-        """Raises UsageError if the model has other memory than it is about to be given the weights in; the other ranks of
-        a world hear of it.
+        """Raises UsageError if the model's weights lie in other memory than the one that is about to be written; the
+        other ranks of a world are told.
         """
         try:
             self._shards.check()
@@ -232,7 +242,7 @@ class Subscriber:
             raise
 
     def _load(self) -> None:
-        """Has the loader bring the model to what the copies hold."""
+        """Makes the loader of a LoaderSource load the copies into the model. Does nothing for another source."""
         if self._loader is None:
             return
         self._is_loaded = False
@@ -240,7 +250,9 @@ class Subscriber:
         self._is_loaded = True
 
     def _pause_follower(self, paused: bool) -> None:
-        """Is called by a follower around each apply; it keeps what is raised here until its step has ended."""
+        """Called by a follower before (``paused``) and after each apply. The follower keeps an exception raised here
+        until its step has ended.
+        """
         try:
             if not paused:
                 self._load()
