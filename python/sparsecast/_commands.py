@@ -17,7 +17,7 @@ def _missing(program: str, extra: str, error: ModuleNotFoundError) -> int:
 
 
 def record() -> int:
-    """Runs ``sparsecast-record``, which is also ``sparsecast record``."""
+    """Runs ``sparsecast-record``, which is also ``sparsecast record``, and returns its exit code."""
     try:
         from .record.cli import main
     except ModuleNotFoundError as error:
@@ -26,7 +26,7 @@ def record() -> int:
 
 
 def control() -> int:
-    """``sparsecast-control``, and so ``sparsecast control``."""
+    """Runs ``sparsecast-control``, which is also ``sparsecast control``, and returns its exit code."""
     try:
         from .control.cli import main
     except ModuleNotFoundError as error:

@@ -11,7 +11,7 @@ from .errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-# : torch attribute name of each supported dtype, by safetensors name.
+#: safetensors name of each supported dtype, by its attribute name in torch.
 TORCH_DTYPES: dict[str, str] = {
     "bfloat16": "BF16",
     "float16": "F16",
@@ -35,13 +35,13 @@ TORCH_DTYPES: dict[str, str] = {
     "float4_e2m1fn_x2": "F4X2",  # Since torch 2.8. I4X2 has no name there: such tensors are uint8.
 }
 
-# : Dtypes of two 4-bit numbers a byte: I4X2 of integers, F4X2 of fp4 e2m1. Their memory is that of U8.
+#: Dtypes of two 4-bit numbers per byte: I4X2 of integers, F4X2 of fp4 e2m1. Their memory is that of U8.
 PAIRS = ("I4X2", "F4X2")
 
-# : Last dimension of a tensor of pairs that a checkpoint has as I32, eight 4-bit numbers a word: the bytes of a word.
+#: Last dimension of a tensor of pairs that a checkpoint has as I32: the bytes of a word of eight 4-bit numbers.
 WORD_BYTES = 4
 
-# : Names in numpy and ml_dtypes that differ from those in torch.
+#: safetensors name of each supported dtype of ml_dtypes, by its name in numpy.
 _NUMPY_DTYPES = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
@@ -51,7 +51,7 @@ _NUMPY_DTYPES = {
     "bfloat16": "BF16",
 }
 
-# : Integer type of the same size that carries the bits of a dtype that DLPack or numpy lacks.
+#: Integer type, by element size in bytes, that carries the bits of a dtype that DLPack or numpy lacks.
 _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
@@ -66,13 +66,13 @@ def dtype_name(dtype: Any) -> str:
 
 
 def describe(array: Any, *, dtype: str | None = None) -> Memory:
-    """Describes the memory of ``array``: a torch tensor, a numpy array, or any object with DLPack or the buffer
-    protocol.
+    """Returns a description of the memory of ``array``: a torch tensor, a numpy array, or any object with DLPack or the
+    buffer protocol.
 
     Copies nothing; the result keeps the array alive. ``dtype`` gives the meaning of the elements by its safetensors
-    name where the type of the array does not (U8 that holds F8_E4M3 or two 4-bit integers, I4X2); it must have the same
-    size. For a torch tensor that requires gradients it describes the data. Raises UsageError for an object without such memory, and
-    UnsupportedError for dtypes and devices that are not supported.
+    name if the type of the array does not (U8 that holds F8_E4M3 or two 4-bit integers, I4X2); it must have the same
+    size. For a torch tensor that requires gradients it describes the data. Raises UsageError for an object without such
+    memory, and UnsupportedError for dtypes and devices that are not supported.
     """
     if isinstance(array, Memory):
         return array
@@ -88,7 +88,9 @@ def describe(array: Any, *, dtype: str | None = None) -> Memory:
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a view of the tensor as integers of its element size, so that NaNs and zeros compare by their bits."""
+    """Returns a view of the tensor as integers of the same element size, so that comparisons are of bits: of NaNs and
+    of the sign of 0, too.
+    """
     import torch
 
     carrier: torch.dtype = getattr(torch, _CARRIERS[tensor.element_size()])

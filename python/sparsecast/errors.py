@@ -11,7 +11,9 @@ import builtins
 
 
 class Error(RuntimeError):
-    """Base class: what went wrong (``message``), its kind (``code``), and where (``context``; may be empty)."""
+    """Base class of all errors: what went wrong (``message``), its kind (``code``), and where it happened (``context``;
+    may be empty).
+    """
 
     code: str = "error"
 
@@ -27,7 +29,7 @@ class Error(RuntimeError):
 
 
 class UsageError(Error, ValueError):
-    """The caller broke a precondition: wrong size, dtype, shape, name, or order of calls."""
+    """The caller broke a precondition: a wrong size, dtype, shape or name, or a wrong order of calls."""
 
     code = "usage"
 
@@ -51,13 +53,13 @@ class TableMismatchError(Error):
 
 
 class ForeignStreamError(Error):
-    """A record of another stream, or of another delta than the one being staged."""
+    """A record belongs to another stream, or to another delta than the one that is being staged."""
 
     code = "foreign_stream"
 
 
 class StaleVersionError(Error):
-    """The version is already applied, or older than the one applied."""
+    """The version is already applied, or older than the version that is applied."""
 
     code = "stale_version"
 
@@ -69,13 +71,13 @@ class VersionGapError(Error):
 
 
 class WrongBaseError(Error):
-    """The version number matches, but the bytes differ."""
+    """The receiver holds the version from which the delta starts, but its bytes differ."""
 
     code = "wrong_base"
 
 
 class DigestMismatchError(Error):
-    """After an apply the state digest differs from the expected one; the old version stands."""
+    """After an apply the state digest was not the expected one; the receiver is back at the old version."""
 
     code = "digest_mismatch"
 
@@ -141,19 +143,21 @@ class DeviceError(Error):
 
 
 class FencedError(Error):
-    """Another publisher has taken over the log, or committed this version first; or another trainer the engine. Final."""
+    """Another publisher has taken over the log or committed this version first, or another trainer has taken over the
+    engine. Final: trying again does not help.
+    """
 
     code = "fenced"
 
 
 class GoneError(Error):
-    """Retention has removed the requested object."""
+    """The requested object was removed from the log by retention."""
 
     code = "gone"
 
 
 class UnsignedError(Error):
-    """Keys are pinned, and the object has no signature by a supported algorithm."""
+    """The reader trusts only certain keys, and the object has no signature by a supported algorithm."""
 
     code = "unsigned"
 
@@ -165,25 +169,25 @@ class ForeignKeyError(Error):
 
 
 class ReplayedError(Error):
-    """A genuine object is in the place of another one."""
+    """An object with a valid signature is in the place of another object."""
 
     code = "replayed"
 
 
 class RolledBackError(Error):
-    """The log shows an older head, another history or a lower epoch than was seen before."""
+    """The log shows an older newest version, another history or a lower epoch than this reader saw before."""
 
     code = "rolled_back"
 
 
 class MixedError(Error):
-    """Genuine objects that do not belong together."""
+    """Objects with valid signatures do not belong together."""
 
     code = "mixed"
 
 
 class ExpiredError(Error):
-    """The newest commit is older than the caller allows."""
+    """The newest commit of the log is older than the caller allows."""
 
     code = "expired"
 
@@ -196,6 +200,8 @@ BY_CODE: dict[str, type[Error]] = _leaves(Error)
 
 
 def make(code: str, message: str, context: str) -> Error:
-    """Returns the exception for an error of the C++ library; called by ``sparsecast._core``."""
+    """Returns the exception of the class for ``code``, for an error of the C++ library; called by
+    ``sparsecast._core``.
+    """
     kind = BY_CODE.get(code)
     return kind(message, context) if kind else Error(message, context, code)

@@ -27,22 +27,22 @@ _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I16": 2, "I32": 4, "I64": 8}
 
 @dataclasses.dataclass(frozen=True)
 class Relayed:
-    """A version that is durable in the log."""
+    """Report of a version that the relay has received and that is durable in the log."""
 
-    version: int  #: The log's.
-    live_version: int  #: The world's.
+    version: int  #: Version in the log.
+    live_version: int  #: Version in the world.
     changed: int
-    wire_bytes: int  #: Of the delta's object.
+    wire_bytes: int  #: Size of the delta's object in the log.
     digest: str
 
 
 class LogRelay:
     """Receives the versions of a world and commits each to a log. Call from one thread.
 
-    ``tensors`` are those of the trainer, as (name, safetensors dtype, shape), without the aliases of tied ones.
+    ``tensors`` are those of the trainer, as (name, safetensors dtype, shape), without the aliases of tied tensors.
     ``world`` has the rank of the relay as its ``rank_offset``; ``engine`` is the name of the relay there. ``log`` needs
-    a mirror. If the log exists, the relay continues it: its next version is the difference between the newest version
-    in the log and that of the world.
+    a mirror. If the log exists, the relay continues it: the next version of the log is the difference between its
+    newest version and the world's.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class LogRelay:
 
     @property
     def version(self) -> int | None:
-        """Newest version in the log by this relay; None before the first."""
+        """Newest version of the log; None if this relay has still to create the log."""
         return self._publisher.version if self._publisher is not None else None
 
     def regroup(self, world: World | Mpi | Met | None = None) -> None:
-        """Meets the world again, receives its version, and creates the log if there is none. step() calls it when
-        needed.
+        """Meets the other ranks of ``world`` (None: the previous one) again and receives its version. Creates the log
+        with it if there is none. step() does this by itself when it is needed.
         """
         self._process.require_here()
         self._world = world or self._world
@@ -103,9 +103,9 @@ class LogRelay:
             self._publisher = self._open()
 
     def step(self) -> Relayed:
-        """Receives the next version of the world and returns when it is durable in the log.
+        """Receives the next version of the world, and returns the report when it is durable in the log.
 
-        After an error of the world the next step meets it again; after an error of the log, the version of the next
+        After an error of the world the next step meets it again. After an error of the log, the version of the next
         step includes what was not committed. FencedError is final: another publisher has taken over the log.
         """
         if not self._met:
@@ -121,7 +121,7 @@ class LogRelay:
         return Relayed(done.version, live.version, done.changed, done.wire_bytes, done.digest)
 
     def close(self) -> None:
-        """Waits until anchors and merged deltas are durable, within the timeout of the log."""
+        """Waits until anchors and merged deltas are durable in the log, at most for the timeout of the log."""
         if self._publisher is not None:
             self._publisher.wait_maintenance(self._log.timeout)
             self._publisher = None
@@ -139,7 +139,7 @@ class LogRelay:
         )
 
     def _follow_to_head(self) -> None:
-        """Brings the memory to the newest version of the log, from which the publisher starts."""
+        """Fills the memory of this relay with the newest version of the log, from which its publisher starts."""
         state = pathlib.Path(self._log.state or f"{self._log.mirror}.relay")
         (state / "scratch").mkdir(parents=True, exist_ok=True)
         follower = _core.LogFollower(
@@ -160,7 +160,7 @@ def _memory(dtype: str, shape: tuple[int, ...]) -> Memory:
 
 
 def _whole(table: TensorTable, memory: Sequence[Memory]) -> Layout:
-    """Returns the layout of one rank that holds every tensor whole in that memory."""
+    """Returns the layout of one rank that holds every tensor of the table whole, in the memory of the same index."""
     local, shards = [], []
     for index, ((name, dtype, shape), one) in enumerate(zip(table, memory, strict=True)):
         local.append(LocalTensor(name, dtype, one.elements))

@@ -12,12 +12,12 @@ from typing import Any, Literal, get_args
 from ._core import ControlChannel, MeetingCancellation, meet, mpi_channel
 from .errors import UsageError
 
-# : What is taken where a path is due.
+#: Type of an argument that is a path.
 AnyPath = str | os.PathLike[str]
 
 
 def path_text(path: AnyPath) -> str:
-    """Returns a path as a string, as it is given. Raises UsageError for what is no path."""
+    """Returns a path as a string, otherwise unchanged. Raises UsageError if it is neither a str nor an os.PathLike."""
     try:
         return os.fsdecode(path)
     except TypeError:
@@ -25,9 +25,10 @@ def path_text(path: AnyPath) -> str:
 
 
 def keep_paths(fields: Any, *names: str) -> None:
-    """Has these fields of a frozen dataclass be strings, so that a path of either kind compares and joins alike.
+    """Replaces these fields of a frozen dataclass, which are paths, by strings, so that paths of either type compare
+    alike. Fields that are None stay None.
 
-    Raises UsageError naming the field that is no path.
+    Raises UsageError naming a field that is not a path.
     """
     for name in names:
         value = getattr(fields, name)
@@ -39,9 +40,9 @@ def keep_paths(fields: Any, *names: str) -> None:
 
 
 def address_facing(host: str, port: int) -> str:
-    """Returns the address of this machine from which its packets to ``host``:``port`` start; nothing is sent.
+    """Returns the address of this machine from which its packets to ``host``:``port`` start. Nothing is sent.
 
-    Raises OSError for a host that is not known or not to be reached.
+    Raises OSError if the host is not known or cannot be reached.
     """
     kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(kind, socket.SOCK_DGRAM) as probe:
@@ -50,13 +51,13 @@ def address_facing(host: str, port: int) -> str:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody listens on now."""
+    """Returns the number of a TCP port of this machine on which nobody listens at this moment."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return int(listener.getsockname()[1])
 
 
-# : Transport of records: the TCP connections of the world, MPI communicators, or NCCL communicators.
+#: Transport of records: the TCP connections of the world, MPI communicators, or NCCL communicators.
 Channels = Literal["control", "mpi", "nccl"]
 CHANNELS: tuple[str, ...] = get_args(Channels)
 
@@ -66,10 +67,11 @@ class World:
     """A world of ranks that meets over TCP: all ranks of the trainer and of all engines.
 
     World rank 0 listens at ``host``:``port``; every rank knows the ``secret`` (at least 16 characters). The ranks of
-    the trainer come first, from ``rank_offset`` on; the ranks of each engine have an offset of their own.
-    ``generation`` distinguishes successive groups that meet at the same place: whoever changes the membership
-    increments it. ``timeout`` is in seconds, for meeting and for a sync; ``reach_timeout`` the share of it in which rank
-    0 must listen (None: all of it).
+    the trainer come first; the ranks of each engine follow, from a ``rank_offset`` of their own on. ``generation``
+    distinguishes successive groups that meet at the same place: whoever changes the membership increments it.
+    ``channels`` is the transport that carries weights, and ``interface`` the network interface of this rank (empty:
+    any). ``timeout`` is in seconds, for meeting and for a sync; ``reach_timeout`` is the part of it in which rank 0
+    must listen (None: all of it).
     """
 
     host: str
@@ -94,7 +96,9 @@ class World:
             raise UsageError(f"rank {self.rank_offset} is not in a world of {self.size}")
 
     def open(self, rank: int, cancellation: MeetingCancellation | None = None) -> ControlChannel:
-        """Meets as rank ``rank_offset + rank`` and returns when all ranks are there. See :func:`sparsecast.meet`."""
+        """Meets the other ranks as rank ``rank_offset + rank``. Returns the control channel when all ranks are there.
+        See :func:`sparsecast.meet`.
+        """
         return meet(
             self.host,
             self.port,
@@ -109,12 +113,14 @@ class World:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values, including the secret: only for a confidential message."""
+        """Returns the fields as JSON values, including the secret: only for a confidential message."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> World:
-        """Parses the values of :meth:`to_json`. Raises UsageError for unknown, missing or mistyped fields."""
+        """Returns the world of a result of :meth:`to_json`. Raises UsageError for unknown, missing or mistyped
+        fields.
+        """
         known = {field.name: field for field in dataclasses.fields(cls)}
         for name, value in fields.items():
             if name not in known:
@@ -131,20 +137,22 @@ class World:
 
 @dataclasses.dataclass(frozen=True)
 class Mpi:
-    """The ranks of ``MPI_COMM_WORLD`` under one ``mpirun``; trainer and engines may have any order there."""
+    """The world of the ranks of ``MPI_COMM_WORLD`` under one ``mpirun``, in which trainer and engines may have any
+    order.
+    """
 
     channels: Channels = "mpi"
     timeout: float = 60.0
 
     def open(self, rank: int) -> ControlChannel:
-        """Opens the control channel; MPI decides the rank."""
+        """Returns the control channel over MPI, which decides the rank of this process; ``rank`` is ignored."""
         del rank
         return mpi_channel()
 
 
 @dataclasses.dataclass(frozen=True)
 class Met:
-    """A control channel that the caller makes: ``meet(generation)`` is called for each regroup."""
+    """A world whose control channel the caller makes: ``meet(generation)`` is called for each regroup."""
 
     meet: Callable[[int], ControlChannel]
     channels: Channels = "control"
@@ -152,7 +160,7 @@ class Met:
     generation: int = 0
 
     def open(self, rank: int) -> ControlChannel:
-        """Calls :attr:`meet`."""
+        """Returns the control channel that :attr:`meet` makes; ``rank`` is ignored."""
         del rank
         return self.meet(self.generation)
 
@@ -164,6 +172,7 @@ class Log:
     For publishers, ``key`` is the path of a signing key, and ``mirror`` a path (``*.safetensors``) on the local disk
     where a checkpoint follows the log; anchors and merged deltas are made from it. For readers, ``trusted_keys`` are
     public keys ("ed25519:..."), and ``state`` is a directory of their own for fetched objects and what they remember.
+    ``lease`` is the name of a lease that keeps the objects that the reader needs from being removed (empty: none).
     ``timeout`` is in seconds. Paths may be any ``os.PathLike``; they are kept as strings.
     """
 

@@ -29,7 +29,7 @@ PROGRAM = "python -m sparsecast.adapters"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of all options."""
+    """Returns the argument parser of the command."""
     top = argparse.ArgumentParser(prog=PROGRAM, description="LoRA adapters of a running server (docs/adapters.md).")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     follow = commands.add_parser("follow", help="keep a server's adapters at the newest versions of their logs")
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def follower_of(options: argparse.Namespace) -> AdapterFollower:
-    """Returns the follower that the options describe. Raises UsageError."""
+    """Returns the follower that the options describe. Raises UsageError for options that cannot be right."""
     parts = urlsplit(options.server)
     try:
         port = parts.port
@@ -92,7 +92,7 @@ def _streams(options: argparse.Namespace) -> list[AdapterStream]:
 
 
 def describe(update: AdapterUpdate) -> str:
-    """Formats an update for people."""
+    """Returns one line of text about an update, for people."""
     return (
         f"adapter '{update.name}': version {update.version}, {update.received_bytes} bytes read, "
         f"loaded in {update.load_seconds:.3f} s, {update.total_seconds:.3f} s in all"
@@ -100,7 +100,7 @@ def describe(update: AdapterUpdate) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status."""
+    """Runs the command with these arguments (None: those of the process) and returns its exit status."""
     options = parser().parse_args(arguments)
 
     def report(update: AdapterUpdate) -> None:

@@ -27,19 +27,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>[^/\\]+)\.lora_(?P<side>[AB])\.weight")
 _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
-#: Name, safetensors dtype and shape.
+#: A tensor's name, safetensors dtype and shape.
 Entry = tuple[str, str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class AdapterSpec:
-    """Name, configuration (that of ``adapter_config.json``) and tensor table of an adapter: all that stays the same over
-    its versions. :meth:`to_json` is what a trainer tells the receivers.
+    """Description of an adapter: its name, its configuration (that of ``adapter_config.json``) and its tensor table,
+    which stay the same over its versions. A trainer tells receivers what :meth:`to_json` returns.
 
     Tensors are ``base_model.model.MODULE.lora_A.weight`` ``[rank, in]`` and ``....lora_B.weight`` ``[out, rank]``, F32,
-    BF16 or F16. Raises UsageError for a name that is no file name, for halves of a pair and for ranks that are not the
-    configuration's; UnsupportedError for what is more than A and B (DoRA, biases, ``modules_to_save``, embeddings,
-    experts as one tensor).
+    BF16 or F16. Raises UsageError for a name that cannot be a file name, for an A without its B or a B without its A,
+    and for ranks that are not the configuration's; UnsupportedError for anything but A and B (DoRA, biases,
+    ``modules_to_save``, embeddings, experts as one tensor).
     """
 
     name: str
@@ -62,7 +62,7 @@ class AdapterSpec:
                 raise UsageError(f"{words} {rank}", f"adapter '{self.name}', module '{module}'")
 
     def pairs(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Returns the shapes of A and B by module, whose name is that in the base model."""
+        """Returns (shape of A, shape of B) by the name of the module in the base model."""
         found: dict[str, dict[str, tuple[int, ...]]] = {}
         for name, dtype, shape in self.tensors:
             named = _TENSOR.fullmatch(name)
@@ -85,17 +85,19 @@ class AdapterSpec:
         return {module: (sides["A"], sides["B"]) for module, sides in found.items()}
 
     def rank(self, module: str) -> int:
-        """Returns the rank of a module, as PEFT resolves ``rank_pattern``."""
+        """Returns the rank of the adapter in a module, as PEFT finds it by ``rank_pattern``."""
         return int(_matching(self.config.get("rank_pattern"), module, self.config["r"]))
 
     def scale(self, module: str) -> float:
-        """Returns the factor of ``B @ A``, as PEFT resolves ``alpha_pattern`` and ``use_rslora``."""
+        """Returns the factor by which ``B @ A`` of a module is multiplied, as PEFT finds it by ``alpha_pattern`` and
+        ``use_rslora``.
+        """
         alpha = float(_matching(self.config.get("alpha_pattern"), module, self.config["lora_alpha"]))
         rank = self.rank(module)
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
     def empty(self) -> dict[str, torch.Tensor]:
-        """Returns zeroed tensors of the table, in host memory that the caller owns."""
+        """Returns new tensors of zeros in host memory, by name, with the dtypes and shapes of the table."""
         return {name: torch.zeros(shape, dtype=_FLOATS[dtype]) for name, dtype, shape in self.tensors}
 
     def to_json(self) -> dict[str, Any]:
@@ -107,15 +109,15 @@ class AdapterSpec:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the description to a file, which appears whole or not at all."""
+        """Writes the description to a file as JSON. The file appears whole or not at all."""
         part = pathlib.Path(f"{os.fspath(path)}.{os.getpid()}.part")
         part.write_text(json.dumps(self.to_json()))
         os.replace(part, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> AdapterSpec:
-        """Reads what :meth:`save` wrote. Raises CorruptError naming the file if it is not there or no JSON, and what
-        :meth:`from_json` raises.
+        """Returns the description in a file that :meth:`save` has written. Raises CorruptError naming the file if it
+        cannot be read or is not JSON, and what :meth:`from_json` raises.
         """
         try:
             value = json.loads(pathlib.Path(path).read_text())
@@ -125,7 +127,9 @@ class AdapterSpec:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> AdapterSpec:
-        """Reads the result of :meth:`to_json`, which may come from a peer. Raises UsageError for any other form."""
+        """Returns the description in a result of :meth:`to_json`, which may come from a peer. Raises UsageError for any
+        other form.
+        """
         entries: list[Entry] = []
         try:
             name, config, tensors = value["name"], value["config"], value["tensors"]
@@ -142,8 +146,9 @@ class AdapterSpec:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter of a trainer. ``tensors`` are the live ones, of PEFT's model looked up in it at each access: a publisher
-    of their items reads them where they are at each publication, and notices those that are no longer there.
+    """An adapter of a trainer. If it is of a PEFT model, ``tensors`` looks the live tensors up in the model at each
+    access: a publisher of its items reads them where they are at each publication, and notices tensors that are no
+    longer there.
 
     Publish it as any other weights: ``sparsecast.torch.Publisher(adapter.tensors.items(), transport=...)``.
     """
@@ -153,7 +158,9 @@ class Adapter:
     tensors: Mapping[str, torch.Tensor]
 
     def spec(self, wire_dtype: torch.dtype | None = None) -> AdapterSpec:
-        """Returns the description for receivers; ``wire_dtype`` is that of the publisher."""
+        """Returns the description for receivers. ``wire_dtype`` is that of the publisher; None means the dtypes of the
+        tensors.
+        """
         return AdapterSpec(
             self.name,
             self.config,
@@ -162,8 +169,9 @@ class Adapter:
 
     @classmethod
     def from_peft(cls, model: nn.Module, name: str = "default") -> Adapter:
-        """Returns the adapter ``name`` of a model that PEFT has wrapped: its parameters, not copies, under the names of
-        a checkpoint by ``save_pretrained``. Raises UsageError if there is none, and what :class:`AdapterSpec` raises.
+        """Returns the adapter ``name`` of a model that PEFT has wrapped: its live parameters, not copies, under the
+        names that ``save_pretrained`` gives them. Raises UsageError if the model has no such adapter, and what
+        :class:`AdapterSpec` raises.
         """
         configs = getattr(model, "peft_config", None)
         if not isinstance(configs, Mapping) or name not in configs:
@@ -181,8 +189,9 @@ class Adapter:
 
     @classmethod
     def from_directory(cls, directory: str | os.PathLike[str], name: str = "") -> Adapter:
-        """Reads a checkpoint of PEFT (``adapter_config.json``, ``adapter_model.safetensors``). The default name is the
-        directory's. Raises CorruptError naming a file that is not there or not of its form.
+        """Returns the adapter in a checkpoint of PEFT (``adapter_config.json``, ``adapter_model.safetensors``), read
+        into host memory. An empty ``name`` stands for that of the directory. Raises CorruptError naming the directory
+        if a file cannot be read, and what :class:`AdapterSpec` raises.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -199,7 +208,7 @@ class Adapter:
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """Returns PEFT's configuration object as the JSON values that it would save."""
+    """Returns PEFT's configuration object as the JSON values that PEFT would save."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, enum.Enum):
@@ -248,7 +257,9 @@ def _items(config: Mapping[str, Any], pattern: str, where: str) -> Iterator[tupl
 
 
 def _matching(patterns: Any, module: str, default: Any) -> Any:
-    """The first pattern that matches a suffix of the module's name, from a dot on."""
+    """Returns the value of the first pattern that matches the module's name, or a part of it after a dot; else
+    ``default``.
+    """
     for key, value in (patterns or {}).items():
         if re.fullmatch(rf"(.*\.)?({key})", module):
             return value

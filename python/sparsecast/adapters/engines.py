@@ -18,23 +18,27 @@ if TYPE_CHECKING:
 
 
 class AdapterEngine(Protocol):
-    """An engine that loads adapters by name from directories of PEFT's form."""
+    """An engine that loads adapters by name from directories in the form of PEFT's checkpoints."""
 
     def load(self, name: str, directory: pathlib.Path, previous: pathlib.Path | None) -> None:
-        """Loads the adapter under the name; ``previous`` is the directory of the version that it replaces, None for a
-        new one. Raises UnsupportedError with the engine's words if it refuses, and then serves what it served before;
-        DirtyError if it cannot go back to that; EndpointError where it is not known what the server has done.
+        """Loads the adapter in ``directory`` under ``name``. ``previous`` is the directory of the version that it
+        replaces; None for a new adapter.
+
+        Raises UnsupportedError with the engine's words if the engine refuses it; the engine then serves what it served
+        before. Raises DirtyError if the engine cannot go back to that, and EndpointError if it is not known what the
+        server has done.
         """
 
     def unload(self, name: str) -> None:
-        """Unloads the adapter. Raises as ``load`` does."""
+        """Unloads the adapter ``name``. Raises the errors that ``load`` raises."""
 
 
 class VllmEngine:
-    """vLLM in this process: anything with ``add_lora`` and ``remove_lora`` (``LLM(...).llm_engine``, a worker).
+    """The adapter interface of vLLM in this process: of any object with ``add_lora`` and ``remove_lora``
+    (``LLM(...).llm_engine``, a worker).
 
     Requests take ``request(name)`` as their ``lora_request``. vLLM reads the new version before it lets go of the old
-    one, and keeps the adapter's number. Call where these two may be called: between ``generate`` calls.
+    one, and keeps the adapter's number. Call where those two methods may be called: between ``generate`` calls.
     """
 
     def __init__(self, engine: Any, *, first_id: int = 1) -> None:
@@ -43,7 +47,7 @@ class VllmEngine:
         self._requests: dict[str, Any] = {}
 
     def request(self, name: str) -> Any:
-        """Returns the ``LoRARequest`` of the version that is loaded. Raises UsageError for a name that is not."""
+        """Returns the ``LoRARequest`` of the version that is loaded under ``name``. Raises UsageError if none is."""
         if name not in self._requests:
             raise UsageError("vLLM has no such adapter", f"adapter '{name}'")
         return self._requests[name]
@@ -66,7 +70,9 @@ class VllmEngine:
 
 
 class _Replaced:
-    """An engine that has no replacement under a name: the name is unloaded, and loaded again."""
+    """Adapter interface of an engine that cannot replace an adapter under its name: the name is unloaded, and loaded
+    again.
+    """
 
     def load(self, name: str, directory: pathlib.Path, previous: pathlib.Path | None) -> None:
         if previous is None:
@@ -91,7 +97,7 @@ class _Replaced:
 
 
 class _Server(_Replaced):
-    """The adapters of a server, by its own routes. ``timeout`` of each call is in seconds."""
+    """Adapter interface of a server, over its HTTP routes. ``timeout`` of each call is in seconds."""
 
     _ROUTES = ""
 
@@ -100,7 +106,7 @@ class _Server(_Replaced):
         self._timeout, self._tls = timeout, tls
 
     def served(self) -> dict[str, pathlib.Path]:
-        """Returns the adapters that the server has: name, and the directory that it was loaded from."""
+        """Returns the adapters that the server has: the directory from which each was loaded, by name."""
         answer = self._call("GET", "/v1/models")
         try:
             return {str(card["id"]): pathlib.Path(card["root"]) for card in answer["data"] if card.get("parent")}
@@ -147,12 +153,13 @@ class _Server(_Replaced):
 
 
 class VllmServer(_Server):
-    """A vLLM server: ``vllm serve --enable-lora``, with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` in its environment.
+    """The adapter interface of a vLLM server: ``vllm serve --enable-lora``, with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``
+    in its environment.
 
-    Requests name the adapter as their model. From vLLM 0.33 on, a version replaces the one before in place. Earlier
-    releases would read a version that was loaded so again from its directory at every step of generation, also an old
-    one for a request that began with it: there the name is unloaded and loaded again, and in between vLLM answers
-    requests with that name by 404.
+    Requests name the adapter as their model. From vLLM 0.33 on, a version replaces the version before in place. Earlier
+    releases would read a version that was loaded in this way from its directory at every step of generation, and an old
+    version, too, for a request that began with it. With these releases the name is unloaded and loaded again, and in
+    between vLLM answers requests with that name by 404.
     """
 
     _ROUTES = "/v1"
@@ -170,16 +177,18 @@ class VllmServer(_Server):
 
 
 class SglangServer(_Server):
-    """An SGLang server, started with ``--enable-lora --max-lora-rank R --lora-target-modules ...`` (or with a first
-    adapter) and ``--dp-size 1``. Requests take the name as ``lora_path``.
+    """The adapter interface of an SGLang server, started with ``--enable-lora --max-lora-rank R --lora-target-modules
+    ...`` (or with a first adapter) and ``--dp-size 1``. Requests take the adapter's name as ``lora_path``.
 
-    SGLang has no replacement: unloading waits for requests of the name that are under way, and until it is loaded again
-    SGLang refuses new ones.
+    SGLang cannot replace an adapter. Unloading waits for requests of that name that are in progress, and SGLang refuses
+    new requests until the name is loaded again.
     """
 
 
 class SglangEngine(_Replaced):
-    """SGLang in this process: ``sglang.Engine(enable_lora=True, ...)``. Requests take the name as ``lora_path``."""
+    """The adapter interface of SGLang in this process: ``sglang.Engine(enable_lora=True, ...)``. Requests take the
+    adapter's name as ``lora_path``.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

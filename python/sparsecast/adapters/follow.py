@@ -26,7 +26,7 @@ PASSING = frozenset({"io", "timeout", "peer_failed", "incomplete"})
 
 @dataclass(frozen=True)
 class AdapterStream:
-    """An adapter to follow: its log, and the file with its description (``AdapterSpec.save``)."""
+    """An adapter to follow: its delta log, and the path of the file with its description (``AdapterSpec.save``)."""
 
     log: Log
     description: AnyPath
@@ -36,11 +36,11 @@ class AdapterStream:
 
 
 class AdapterFollower:
-    """Follows the logs of several adapters for one server.
+    """Follows the logs of several adapters, and gives their newest versions to one server.
 
-    ``directory`` is that of :class:`AdapterReceiver`; it also keeps what was seen of each log, so that a follower that
-    is started again does not go back. Adapters stay at the server when the follower ends. ``say`` gets sentences for
-    people: what is waited for, and that it has passed.
+    ``directory`` and ``base`` are those of :class:`AdapterReceiver`. ``directory`` also keeps what was seen of each
+    log, so that a follower that is started again does not go back to an older version. Adapters stay at the server when
+    the follower ends. ``say`` gets sentences for people: what the follower waits for, and that the wait is over.
     """
 
     def __init__(
@@ -66,14 +66,15 @@ class AdapterFollower:
 
     @property
     def versions(self) -> dict[str, int]:
-        """Version that the server has been given, by adapter."""
+        """Version that the server has been given of each adapter, by the adapter's name."""
         return self._receiver.versions
 
     def step(self) -> list[AdapterUpdate]:
-        """Brings every adapter to the newest version of its log, and gives the server again what a restart has lost.
+        """Brings every adapter to the newest version of its log, and loads again what a restarted server has lost.
 
-        Returns the updates that the server has loaded. What passes by itself is said and left to the next step: a log
-        or a description that is not there yet, a store or server that does not answer. Raises every other error.
+        Returns the updates that the server has loaded. What passes by itself is told to ``say`` and left to the next
+        step: a log or a description that is not there yet, a store or server that does not answer. Raises every other
+        error.
         """
         updates: list[AdapterUpdate] = []
         if self._patiently(self._server.endpoint.name, self._restore) is None:
@@ -83,7 +84,9 @@ class AdapterFollower:
         return updates
 
     def run(self, stop: threading.Event, interval: float, report: Callable[[AdapterUpdate], None]) -> None:
-        """Steps every ``interval`` seconds until ``stop`` is set, which ends it between two versions."""
+        """Calls :meth:`step` every ``interval`` seconds until ``stop`` is set, which also ends a pause between steps.
+        ``report`` is called with each update.
+        """
         while not stop.is_set():
             for update in self.step():
                 report(update)
@@ -111,7 +114,9 @@ class AdapterFollower:
         return [update] if update.load_seconds > 0 else []
 
     def _patiently(self, of: str, work: Callable[[], list[AdapterUpdate]]) -> list[AdapterUpdate] | None:
-        """Does the work; None if it failed by something that passes by itself, which is said once."""
+        """Returns what ``work`` returns, or None if it failed for a reason that passes by itself. Such a reason is told
+        once to ``say``; ``of`` is what it concerns.
+        """
         try:
             done = work()
         except Error as error:

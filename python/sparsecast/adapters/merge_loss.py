@@ -18,34 +18,35 @@ import torch
 from ..errors import Error, UsageError
 from .adapter import Adapter
 
-_ROWS_OF_ELEMENTS = 1 << 24  # Elements that are in fp32 at one time.
+_ROWS_OF_ELEMENTS = 1 << 24  # Number of elements that are in fp32 at one time.
 
 
 @dataclass
 class MergeLoss:
-    """Figures of one module, or of all. With an earlier version of the adapter, "delta" is the step between the two and
-    "applied" the difference of their merges; without, the whole ``scale * B @ A`` and what the merge adds to the base.
+    """Figures of one module, or of all modules. "delta" is ``scale * B @ A``, and "applied" what the merge adds to the
+    base. With an earlier version of the adapter, "delta" is the difference between the two, and "applied" the
+    difference of their merges.
     """
 
     module: str
     elements: int = 0
     moving: int = 0  #: Elements whose delta is not 0.
-    lost: int = 0  #: Of these, elements whose merged value is that of before.
+    lost: int = 0  #: Moving elements whose merged value is the value before.
     delta_squares: float = 0.0  #: Sum of the squares of delta.
     error_squares: float = 0.0  #: Sum of the squares of (applied - delta).
 
     @property
     def lost_share(self) -> float:
-        """Share of the moving elements that the merge does not move."""
+        """Share, from 0 to 1, of the moving elements whose value the merge does not change."""
         return self.lost / self.moving if self.moving else 0.0
 
     @property
     def relative_error(self) -> float:
-        """Norm of what is applied minus the delta, over the norm of the delta."""
+        """Norm of (applied - delta) over the norm of delta; 0 if delta is 0."""
         return float((self.error_squares / self.delta_squares) ** 0.5) if self.delta_squares else 0.0
 
     def add(self, other: MergeLoss) -> None:
-        """Adds the figures of another module."""
+        """Adds the figures of another module to these."""
         self.elements += other.elements
         self.moving += other.moving
         self.lost += other.lost
@@ -53,7 +54,7 @@ class MergeLoss:
         self.error_squares += other.error_squares
 
     def to_json(self) -> dict[str, str | int | float]:
-        """Returns the figures that people read."""
+        """Returns, as JSON values, the figures that people read."""
         return {
             "module": self.module,
             "elements": self.elements,
@@ -67,12 +68,12 @@ class MergeLoss:
 def merge_loss(
     adapter: Adapter, base: Iterable[tuple[str, torch.Tensor]], *, since: Adapter | None = None
 ) -> list[MergeLoss]:
-    """Returns the figures of every module of the adapter, and their sum last, as module "".
+    """Returns the figures of every module of the adapter, followed by their sum as module "".
 
-    ``base`` gives weights as (name, tensor ``[out, in]`` of a floating dtype, usually bf16), and others, which are
-    passed over. A merge is ``(W + scale * B @ A)``, summed in fp32 and cast to the dtype of W, of the original base each
-    time. Nothing is written. Raises UsageError for a module without a weight, for other shapes, and if ``since`` has
-    other modules.
+    ``base`` yields (name, tensor) of the base model: weights ``[out, in]`` of a floating dtype, usually bf16, and other
+    tensors, which are passed over. A merge is ``(W + scale * B @ A)`` of the original base, summed in fp32 and cast to
+    the dtype of W. ``since`` is an earlier version of the adapter (:class:`MergeLoss`). Nothing is written. Raises
+    UsageError for a module without a weight, for a weight of another shape, and if ``since`` has other modules.
     """
     modules = adapter.spec().pairs()
     if since is not None and since.spec().pairs().keys() != modules.keys():
@@ -136,7 +137,9 @@ def _weights(directory: pathlib.Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the figures for directories of checkpoints. Returns 0, or 2 after an error, which is printed."""
+    """Prints the figures for a base model and an adapter in directories. Returns 0, or 2 after an error, which is
+    printed.
+    """
     parser = argparse.ArgumentParser("python -m sparsecast.adapters.merge_loss", description=__doc__.split("\n")[0])
     parser.add_argument("base", type=pathlib.Path, help="directory of the base model's safetensors files")
     parser.add_argument("adapter", type=pathlib.Path, help="directory of the adapter, as PEFT saves it")

@@ -31,7 +31,9 @@ _FOUR_BIT_STATE = ".quant_state.bitsandbytes__"
 
 @dataclass(frozen=True)
 class AdapterUpdate:
-    """Report of one update. ``load_seconds`` is the engine's own time, ``total_seconds`` that of the whole call."""
+    """Report of one update of an adapter. ``load_seconds`` is the time in which the engine loaded it, 0 if it had this
+    version already; ``total_seconds`` is the time of the whole call.
+    """
 
     name: str
     version: int
@@ -44,6 +46,8 @@ class AdapterUpdate:
 
 @dataclass
 class _Held:
+    """An adapter that the receiver holds."""
+
     spec: AdapterSpec
     tensors: dict[str, torch.Tensor]
     subscriber: Subscriber
@@ -54,19 +58,20 @@ class _Held:
 
 
 class AdapterReceiver:
-    """Receives adapters, each a stream of its own, and hands every version to the engine's own adapter interface.
+    """Receives adapters, each a stream of its own, and gives every version to the engine's own adapter interface
+    ``engine``.
 
     The tensors of each adapter are in host memory of this process, patched and verified as any other weights. A version
     is then written below ``directory`` as a PEFT checkpoint, at a path of its own (engines know the prefixes in their
-    caches by that path), and loaded by the engine under the adapter's name; the directory before stays for requests
-    under way, older ones are removed. The engine must see ``directory`` under the same path; on a tmpfs
+    caches by that path), and loaded by the engine under the adapter's name. The directory of the version before stays
+    for requests in progress; older ones are removed. The engine must see ``directory`` under the same path; on a tmpfs
     (``/dev/shm/...``) nothing is written to a disk. Weights of the base model are neither read nor written.
 
     ``base`` maps names of the base checkpoint's tensors to shapes (:func:`checkpoint_shapes`): an adapter for a module
-    that is not there, or of another shape, is refused. Without it that is left to the engine, and vLLM ignores modules
-    that its model does not have.
+    that is not there, or has another shape, is refused. Without ``base`` only the engine can refuse it, and vLLM
+    ignores modules that its model does not have.
 
-    Call from one thread. Several receivers need directories of their own.
+    Call from one thread. Several receivers need different directories.
     """
 
     def __init__(
@@ -83,23 +88,26 @@ class AdapterReceiver:
 
     @property
     def versions(self) -> dict[str, int]:
-        """Version that the engine serves, by adapter."""
+        """Version of each adapter that the engine serves, by the adapter's name."""
         return {name: held.served for name, held in self._held.items() if held.served is not None}
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """Returns the tensors of an adapter as they were received; the receiver's memory, not to be written."""
+        """Returns the tensors of an adapter by name, as they were received. They are the receiver's memory: do not
+        write them.
+        """
         return dict(self._of(name).tensors)
 
     def add(
         self, spec: AdapterSpec, transport: Transport, *, engine: str = "engine", threads: int = 1
     ) -> AdapterUpdate:
-        """Joins the stream of an adapter, receives its newest version and has the engine load it under its name.
+        """Joins the stream of an adapter, receives its newest version and makes the engine load it under the adapter's
+        name.
 
         ``transport`` is a log, or the adapter's own world, in which this process is the engine named ``engine`` and the
-        call meets the trainer. With a ``Log``, ``state`` may be left out. Raises UsageError for a name that is served
-        already and for modules that the base model does not have; the errors of the stream (TableMismatchError: another
-        rank or other modules than in ``spec``); UnsupportedError if the engine refuses it. After any error the
-        adapter is absent here.
+        call meets the trainer. With a ``Log``, ``state`` may be left out. ``threads`` is the number of CPU threads.
+        Raises UsageError for a name that is served already and for modules that the base model does not have; the
+        errors of the stream (TableMismatchError: another rank or other modules than in ``spec``); UnsupportedError if
+        the engine refuses the adapter. After any error the receiver does not hold the adapter.
         """
         if spec.name in self._held:
             raise UsageError("it is served already: remove it first", f"adapter '{spec.name}'")
@@ -133,27 +141,29 @@ class AdapterReceiver:
         return update
 
     def update(self, name: str, version: int | None = None) -> AdapterUpdate:
-        """Brings an adapter to the next version (a world), or to the newest one or ``version`` (a log), and has the
-        engine load it. Does nothing in the engine if it serves that version already.
+        """Brings an adapter to its next version (in a world), or to ``version``, or the newest if None (in a log), and
+        makes the engine load it. If the engine serves that version already, it is not called.
 
-        Raises UsageError for an adapter that is not served here, the errors of the stream, and those of the engine. After
-        UnsupportedError it serves the version before; the next update tries again with what is received by then.
+        Raises UsageError for an adapter that is not served here, the errors of the stream, and those of the engine.
+        After UnsupportedError the engine serves the version before; the next update tries again with what has been
+        received by then.
         """
         return self._serve(self._of(name), version, update=True)
 
     def rejoin(self, name: str, transport: Transport | None = None) -> AdapterUpdate:
-        """Meets the trainer of an adapter again, live: after a failure, or when another engine joins its world.
+        """Meets the trainer of an adapter in its world again: after a failure, or when another engine joins the world.
 
-        ``transport`` describes the new world; the default is the previous one. Raises what :meth:`update` does.
+        ``transport`` describes the new world; None means the previous one. Raises what :meth:`update` does.
         """
         held = self._of(name)
         held.subscriber.regroup(transport)
         return self._serve(held, None)
 
     def restore(self, served: Mapping[str, pathlib.Path]) -> list[str]:
-        """Has a server load again what it no longer has, as after a restart; returns the names of those adapters.
+        """Makes a server load again the adapters that it no longer has, as after a restart. Returns their names.
 
-        ``served`` is what it says that it has (``VllmServer.served()``). Raises the errors of the engine.
+        ``served`` has the adapters that the server says it has (``VllmServer.served()``). Raises the errors of the
+        engine.
         """
         lost = [name for name, held in self._held.items() if served.get(name) != held.kept[-1].absolute()]
         for name in lost:
@@ -161,10 +171,11 @@ class AdapterReceiver:
         return lost
 
     def remove(self, name: str) -> None:
-        """Has the engine unload an adapter, leaves its stream and removes its files. Other adapters are not concerned.
+        """Makes the engine unload an adapter, leaves the adapter's stream and removes its files. Other adapters are not
+        affected.
 
-        Raises UsageError for an adapter that is not served here, and the errors of the engine, after which it is still
-        held here.
+        Raises UsageError for an adapter that is not served here, and the errors of the engine, after which the receiver
+        still holds the adapter.
         """
         held = self._of(name)
         self._engine.unload(name)
@@ -221,11 +232,12 @@ class AdapterReceiver:
 
 
 def checkpoint_shapes(directory: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
-    """Returns names and shapes of the tensors in a directory's safetensors files; reads the headers alone.
+    """Returns the shapes of all tensors in a directory's safetensors files, by name. Reads little more than the
+    headers.
 
-    Weights that bitsandbytes has packed to 4 bits have the shape that they had before, which lies beside them. What
-    belongs to such a weight, or scales one of fp8, is left out. Raises UsageError if there are no files, CorruptError
-    naming the tensor whose shape cannot be read.
+    For weights that bitsandbytes has packed to 4 bits it returns the shape before packing, which is stored next to
+    them. Tensors that belong to such a weight, and scales of an fp8 weight, are left out. Raises UsageError if there
+    are no files, CorruptError naming the tensor whose shape cannot be read.
     """
     from safetensors import safe_open
 
@@ -253,7 +265,9 @@ def checkpoint_shapes(directory: str | os.PathLike[str]) -> dict[str, tuple[int,
 
 
 def _shape_in(state: torch.Tensor, where: str) -> tuple[int, ...]:
-    """The shape in a quantisation state of bitsandbytes, which is JSON in bytes."""
+    """Returns the shape of the weight in a quantisation state of bitsandbytes, which is JSON in bytes. Raises
+    CorruptError, with ``where`` as its context, if it is not one.
+    """
     try:
         shape = json.loads(bytes(state.tolist()))["shape"]
         if not all(type(extent) is int and extent > 0 for extent in shape):

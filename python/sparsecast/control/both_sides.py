@@ -13,8 +13,8 @@ from sparsecast.control.fleet import Engine, Step, attempt
 from sparsecast.control.loop import LoopThread
 from sparsecast.control.world import SyncSource
 
-_GRACE_SECONDS = 2.0  # for the others to report a failure in their own words before they are cut off
-_SLACK_SECONDS = 30.0  # what is waited beyond all deadlines of a coroutine before it is taken for lost
+_GRACE_SECONDS = 2.0  # in which others may report a failure in their own words before they are cut off
+_SLACK_SECONDS = 30.0  # after all deadlines of a coroutine, until it is taken for lost
 
 
 _Tasks = Mapping[str, "asyncio.Future[EndpointError | None]"]

@@ -15,7 +15,7 @@ from sparsecast.errors import UsageError
 
 KINDS = ("sglang", "vllm")
 SCHEMES = ("http", "https")
-MAX_RANKS = 65536  # what a layout can hold
+MAX_RANKS = 65536  # of a world: a layout can hold no more
 MAX_ENDPOINTS = 4096
 
 # Fields that only the control plane may set for engines.

@@ -27,7 +27,7 @@ class Group:
             raise UsageError(f"channels is {channels!r}, not one of {', '.join(CHANNELS)}")
         self.host, self.port = _meeting_place(host, port)
         self.channels = channels
-        self.generation = -1  # of the last world that was tried
+        self.generation = -1  # that of the last world that ranks tried to meet in
         self.broken_by = "no group was made yet"
         self._registry = registry
         self._trainer = new_trainer_name()

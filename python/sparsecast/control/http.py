@@ -19,7 +19,7 @@ import httpx
 from sparsecast.control.endpoints import Endpoint
 from sparsecast.control.errors import ECHO_CODES, EndpointError
 
-MAX_ANSWER_BYTES = 4 << 20  # the longest answer, SGLang's /server_info, has some ten thousand
+MAX_ANSWER_BYTES = 4 << 20  # the longest answer, SGLang's /server_info, has some ten thousand bytes
 _SHOWN_CHARACTERS = 600
 _CODE = re.compile(r"\[([a-z][a-z_]{2,31})\]")
 _ENGINE_CODES = frozenset(
@@ -69,7 +69,7 @@ class HttpCaller:
     """
 
     def __init__(self, endpoint: Endpoint, *, tls: ssl.SSLContext | None = None) -> None:
-        self.endpoint = endpoint  # may be replaced by one with another token
+        self.endpoint = endpoint  # may be replaced by the same endpoint with another token
         self._client = httpx.AsyncClient(
             base_url=endpoint.url,
             follow_redirects=False,

@@ -9,7 +9,7 @@ import contextlib
 from sparsecast.control.errors import EndpointError
 from sparsecast.control.fleet import Engine
 
-_RENEWALS = 3  # in the time of a lease
+_RENEWALS = 3  # within the length of a lease
 
 
 class LeaseKeeper:

@@ -138,7 +138,7 @@ class Meeting:
         self.channels = world.channels
         self.timeout = world.timeout
         self._world = world
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._meeting = MeetingCancellation()
         self._channel: ControlChannel | None = None
         self._given_up: str | None = None

@@ -32,8 +32,8 @@ from sparsecast.control.report import EndpointReport, State, SyncError, SyncRepo
 from sparsecast.control.world import SourceReport, SyncSource, WorldSpec
 from sparsecast.errors import UsageError
 
-_UNKNOWN_OUTCOME = frozenset({"timeout", "io"})  # no answer: it may have happened or not
-_TIDY_CALLS = 3  # longest row of calls after a phase: cancel or finish, flush, resume
+_UNKNOWN_OUTCOME = frozenset({"timeout", "io"})  # no answer: the engine may have done the step or not
+_TIDY_CALLS = 3  # most calls to an engine after a phase: cancel or finish, flush, resume
 
 
 class SyncRound:

@@ -27,7 +27,7 @@ _PAUSE_MODES = {
     PauseMode.RETRACT: "keep",  # the flush then preempts the kept requests
 }
 _START = """start the server with --weight-transfer-config '{"backend": "sparsecast"}'"""
-# What vLLM says to a join, and what helps.
+# Phrases of vLLM's error for a join, and what the message then advises.
 _CURES = {
     "Weight transfer not configured": _START,
     "Invalid init_info": f"it has another backend, or another version of sparsecast; {_START}",
@@ -68,7 +68,7 @@ class VllmClient(EngineClient):
     pause_modes = frozenset(_PAUSE_MODES)
     # A missing feature is remembered for one sync only: a proxy answers 404 while its server starts, too.
     _tells_states = True  # False once the workers of this sync are known not to have the extension
-    _warned = False  # that the server has no leases; until it has
+    _warned = False  # whether it was logged that the server has no leases
 
     async def _post(
         self, path: str, step: str, timeout: float, body: dict[str, Any] | None = None, **params: str

@@ -22,11 +22,13 @@ _FORMATS = ("svg", "png", "pdf")
 
 
 class Picture(Protocol):
+    """A picture of a document, which draws itself into a figure of matplotlib."""
+
     def draw(self, figure: Any) -> None: ...
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
+    """Runs the command with these arguments (None: those of the process) and returns its exit code."""
     parser = argparse.ArgumentParser(
         "python -m sparsecast.draw",
         description="Draws what `sparsecast plan --json` or `sparsecast log status --json` has printed.",
@@ -55,7 +57,9 @@ def _read(path: str) -> Fields:
 
 
 def _picture_of(document: Fields) -> Picture:
-    """Returns the picture of a plan or of a log: each has a field that no other document has."""
+    """Returns the picture of a plan or of a log, which are told apart by a field that no other document has. Raises
+    UsageError for any other document.
+    """
     if "plan_hash" in document:
         return PlanPicture(document)
     if "version_rows" in document:
@@ -83,7 +87,7 @@ def _render(picture: Picture, form: str) -> bytes:
 
 
 def _write(path: pathlib.Path, data: bytes) -> None:
-    """Writes a file that appears under its name complete, or not at all."""
+    """Writes a file that appears under its name whole or not at all. Raises IoError if the operating system refuses."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:

@@ -9,13 +9,13 @@ from typing import Any
 
 from ..errors import UsageError
 
-#: Numbers above this are refused: sums of them would not be numbers any more.
+#: Numbers above this are refused, because sums of them might not be finite.
 _MOST = 1e30
 
 
 class Fields:
     """The fields of one JSON object. Every method raises UsageError, which names the file and the field, if the field
-    is missing or of another kind.
+    ``key`` is missing or is not of the method's kind.
     """
 
     def __init__(self, value: object, file: str, place: str = "") -> None:
@@ -29,32 +29,38 @@ class Fields:
         return key in self._value
 
     def refuse(self, key: str, why: str) -> UsageError:
-        """Returns the error about a field, to be raised."""
+        """Returns an error about the field ``key``, for the caller to raise; ``why`` follows the name of the field in
+        its message.
+        """
         return UsageError(f"{self._name(key)} {why}", self._file)
 
     def number(self, key: str) -> float:
+        """Returns a number from 0 up."""
         value = self._get(key, lambda value: type(value) in (int, float) and 0 <= value <= _MOST, "number from 0 up")
         return float(value)
 
     def count(self, key: str, below: int = 2**53) -> int:
-        """Returns a whole number from 0 up, less than ``below``: drawn numbers are exact up to 2^53."""
+        """Returns a whole number from 0 up, less than ``below``. (Floats, with which matplotlib draws, are exact up to
+        2^53.)
+        """
         return int(self._get(key, lambda value: type(value) is int and 0 <= value < below, "whole number in its range"))
 
     def text(self, key: str) -> str:
-        """Returns a text; characters that cannot be printed, which no picture may hold, become U+FFFD."""
+        """Returns a string. Characters that cannot be printed, which no picture may hold, become U+FFFD."""
         value = self._get(key, lambda value: isinstance(value, str), "text")
         return "".join(c if c.isprintable() else "\ufffd" for c in value)
 
     def fields(self, key: str) -> Fields:
+        """Returns the fields of an object."""
         return Fields(self._get(key), self._file, self._name(key))
 
     def rows(self, key: str) -> list[Fields]:
-        """Returns the objects of a list."""
+        """Returns the objects in a list."""
         rows = self._get(key, lambda value: isinstance(value, list), "list")
         return [Fields(row, self._file, f"{self._name(key)}[{i}]") for i, row in enumerate(rows)]
 
     def pairs(self, key: str) -> list[tuple[int, int]]:
-        """Returns the pairs of whole numbers of a list."""
+        """Returns the pairs in a list of pairs of whole numbers."""
 
         def are_pairs(value: Any) -> bool:
             rows = value if isinstance(value, list) else [None]

@@ -7,29 +7,35 @@ import colorsys
 from dataclasses import dataclass
 from typing import Any
 
-#: From (index in a column, index in the next column) to what the band between these boxes carries.
+#: What the band between two boxes carries, by (index in a column, index in the next column).
 Bands = dict[tuple[int, int], float]
 
-#: Left sides of the columns, and the width of a box, of the panel's width.
+#: Left sides of the columns, and the width of a box, as shares of the panel's width.
 _LEFT, _WIDTH = (0.22, 0.495, 0.77), 0.01
-#: Heights in lines of text: between boxes, of a heading, and the least of a box and of a band.
+#: Heights in lines of text: of the gap between boxes, of a heading, and the smallest of a box and of a band.
 _GAP, _HEADING, _LEAST_BOX, _LEAST_BAND = 0.3, 1.0, 0.7, 0.03
 
 
 @dataclass
 class Box:
+    """One box of a column: its label, and a heading above it, if not empty."""
+
     label: str
     heading: str = ""
     colour: str | tuple[float, float, float] = "#55555a"
 
 
 def group_colour(i: int) -> tuple[float, float, float]:
-    """Returns the colour of the i-th box in the middle: steps of the golden angle keep neighbours apart."""
+    """Returns the colour (red, green, blue) of box number ``i`` in the middle column. Steps of the golden angle keep
+    the colours of neighbours apart.
+    """
     return colorsys.hls_to_rgb((210 + 137.508 * i) % 360 / 360, 0.5, 0.6)
 
 
 def draw_flow(panel: Any, columns: tuple[list[Box], list[Box], list[Box]], halves: tuple[Bands, Bands]) -> None:
-    """Draws boxes and bands; a band has the colour of its box in the middle."""
+    """Draws three columns of boxes, and the bands from the left to the middle and from the middle to the right
+    (``halves``). A band has the colour of its box in the middle column.
+    """
     lines = max(16.0, 1.2 * max(map(len, columns)))
     thick = [_as_lines(bands, lines) for bands in halves]
     places = []
@@ -59,13 +65,17 @@ def draw_flow(panel: Any, columns: tuple[list[Box], list[Box], list[Box]], halve
 
 
 def _as_lines(bands: Bands, lines: float) -> Bands:
-    """Scales bands so that all of them together are as thick as so many lines of text."""
+    """Returns the bands with heights in lines of text instead of amounts: all of them together are about ``lines``
+    high.
+    """
     whole = sum(bands.values()) or 1.0
     return {ends: max(_LEAST_BAND, lines * amount / whole) for ends, amount in bands.items()}
 
 
 def _stack(column: list[Box], heights: list[float]) -> tuple[list[float], list[float], float]:
-    """Places boxes one below the other. Returns their tops and heights, and where the column ends."""
+    """Places boxes one below the other. Returns their tops, their heights, and the end of the column, in lines
+    of text.
+    """
     tops, end = [], 0.0
     for box, height in zip(column, heights, strict=True):
         end += _HEADING if box.heading else 0

@@ -14,7 +14,9 @@ _MOST_ROWS = 40
 
 
 class LogPicture:
-    """The three panels of a log. All fields are read here: drawing raises no error about the document."""
+    """The three panels of a log. The constructor reads all fields and raises UsageError: drawing raises no error about
+    the document.
+    """
 
     def __init__(self, document: Fields) -> None:
         rows = document.rows("version_rows")
@@ -78,7 +80,9 @@ class LogPicture:
         _entitle(panel, "Bytes of each version's delta")
 
     def _draw_ways(self, panel: Any) -> None:
-        """Draws a row of anchors, one for each span of merged deltas, and one for each reader."""
+        """Draws the panel of the ways to catch up: a row of anchors, a row for each span of merged deltas, and one for
+        each reader.
+        """
         from matplotlib.ticker import MaxNLocator
 
         labels = ["anchors"]

@@ -17,7 +17,9 @@ _PHASES = ("detect", "encode", "wire", "verify", "agree", "apply", "vote")
 
 
 class PlanPicture:
-    """The two panels of a plan. All fields are read here: drawing raises no error about the document."""
+    """The two panels of a plan. The constructor reads all fields and raises UsageError: drawing raises no error about
+    the document.
+    """
 
     def __init__(self, document: Fields) -> None:
         trainer = document.fields("trainer")
@@ -39,7 +41,9 @@ class PlanPicture:
             self.transfers[row.count("group", below=self.groups)].append((start, max(0.0, end - start)))
 
     def _read_routes(self, document: Fields) -> None:
-        """Adds up the bytes that each rank sends into each group, and that each receives from it."""
+        """Adds up, from the routes of the plan, the bytes that each rank sends into each group (``sent``) and receives
+        from it (``received``).
+        """
         share = document.fields("model").number("wire_bytes_per_byte")
         self.sent: Bands = defaultdict(float)  # By (rank, group).
         self.received: Bands = defaultdict(float)  # By (group, rank).
@@ -105,7 +109,9 @@ class PlanPicture:
         return f"{node}: {_named('rank', ranks)}" if node else _named("rank", ranks)
 
     def _boxes_of(self, ranks: list[int]) -> list[list[int]]:
-        """Returns the ranks of each box: one; else those of a node, of a participant, or of some nodes in a row."""
+        """Returns the ranks of each box: a box for each rank; if that is too many, for each node, each participant, or
+        several nodes that follow one another.
+        """
         participants = [self.participant[rank] for rank in ranks]
         nodes = [f"{self.participant[rank]} {self.node[rank] or rank}" for rank in ranks]
         place = {node: i for i, node in enumerate(dict.fromkeys(nodes))}
@@ -117,7 +123,9 @@ class PlanPicture:
         return _cluster(ranks, in_a_row)
 
     def _boxes_of_groups(self, sender_of: dict[int, int], receiver_of: dict[int, int]) -> list[list[int]]:
-        """Returns the groups of each box: those between the same boxes, and if that are too many, all small ones."""
+        """Returns the groups of each box: groups between the same boxes share one. If that is too many, all small ones
+        share the last.
+        """
         ends: list[set[tuple[str, int]]] = [set() for _ in range(self.groups)]
         carried, weighted = [0.0] * self.groups, [0.0] * self.groups
         for (rank, group), count in self.sent.items():
@@ -138,7 +146,9 @@ class PlanPicture:
         return sorted(boxes, key=middle)
 
     def _draw_schedule(self, panel: Any, boxes: list[list[int]]) -> None:
-        """Draws the phases, the pause, and a row for each group in the order and the colours of the flow."""
+        """Draws the panel of the schedule: the phases, the pause, and a row for each group, in the order and the
+        colours of the flow.
+        """
         from matplotlib.ticker import EngFormatter
 
         whole = max(self.sync_seconds, sum(seconds for _, seconds in self.phases)) or 1.0
@@ -168,7 +178,7 @@ class PlanPicture:
 
 
 def _cluster(members: list[int], keys: Iterable[Hashable]) -> list[list[int]]:
-    """Returns the members of equal keys together, in the order of their first ones."""
+    """Returns the members in clusters of equal keys, in the order in which each key comes first."""
     clusters: dict[Hashable, list[int]] = defaultdict(list)
     for member, key in zip(members, keys, strict=True):
         clusters[key].append(member)
@@ -184,7 +194,7 @@ def _sum(bands: Bands, end: int, box: int) -> float:
 
 
 def _named(what: str, members: list[int]) -> str:
-    """Returns "rank 3", "ranks 0-7", or "4 ranks, 0 to 12" where they are no neighbours."""
+    """Returns a label for members: "rank 3", "ranks 0-7", or "4 ranks, 0 to 12" if some in between are missing."""
     first, last = min(members), max(members)
     if first == last:
         return f"{what} {first}"

@@ -9,7 +9,7 @@ import socket
 
 from sparsecast.errors import FencedError
 
-_REMEMBERED = 1000  # trainers; an engine that has had more forgets the oldest
+_REMEMBERED = 1000  # earlier trainers that are refused; an engine that has had more forgets the oldest
 
 
 def new_trainer_name() -> str:

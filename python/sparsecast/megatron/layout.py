@@ -16,7 +16,7 @@ from ..errors import UnsupportedError, UsageError
 from .naming import LLAMA, Naming
 from .rules import LAYER_RULES, MODEL_RULES, ParallelState, Parameter, Part
 
-# : Options under which a checkpoint of these families has other values than the parameters, or another order.
+#: Options under which a checkpoint of these families has other values than the parameters, or another order.
 _OTHER_VALUES = {
     "layernorm_zero_centered_gamma": "keeps norms minus one",
     "rotary_interleaved": "keeps the rows of q and k in another order",

@@ -23,7 +23,7 @@ class MasterShard:
     before that, only the parts of this rank are new here.
     """
 
-    parameter: str  #: As in megatron_tensors.
+    parameter: str  #: Name of the parameter in megatron_tensors.
     begin: int
     end: int
     buffer: int

@@ -31,7 +31,7 @@ class Naming:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
-    router_correction: str = "mlp.gate.e_score_correction_bias"  #: The whole name.
+    router_correction: str = "mlp.gate.e_score_correction_bias"  #: The whole name, to which no suffix is added.
     expert_gate: str = "mlp.experts.{expert}.gate_proj"
     expert_up: str = "mlp.experts.{expert}.up_proj"
     expert_down: str = "mlp.experts.{expert}.down_proj"
@@ -41,7 +41,7 @@ class Naming:
     shared_router: str = "mlp.shared_expert_gate"
 
 
-#: Llama, Mistral, Qwen2, Qwen3, Qwen2-MoE, Qwen3-MoE.
+#: Names of Llama, Mistral, Qwen2, Qwen3, Qwen2-MoE and Qwen3-MoE.
 LLAMA = Naming()
 MIXTRAL = replace(
     LLAMA,

@@ -251,7 +251,8 @@ def _rules(table: Sequence[tuple[str, Callable[[Parameter], list[Part]]]]) -> li
     return [(re.compile(pattern), rule) for pattern, rule in table]
 
 
-#: What follows "decoder.layers.N.". Norms are modules of their own, or in the linear layer behind them.
+#: Rules by the part of a name after "decoder.layers.N.". Norms are modules of their own, or in the linear layer after
+#: them.
 LAYER_RULES = _rules([
     (rf"(input_layernorm\.|self_attention\.linear_qkv\.layer_norm_){_KIND}", _replicated("input_norm")),
     (rf"(pre_mlp_layernorm\.|mlp\.linear_fc1\.layer_norm_){_KIND}", _replicated("mlp_norm")),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: dtype, as safetensors names it -> the unsigned integer that holds its bits.
+#: Unsigned integer of numpy that holds the bits of a dtype, by the dtype's safetensors name.
 BITS_TYPES: dict[str, str] = {
     "BOOL": "u1",
     "U8": "u1",

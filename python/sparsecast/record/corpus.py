@@ -9,7 +9,7 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 
-#: Every n-th module is kept from pretraining; its text is what fine-tuning sees.
+#: Every n-th module is left out of pretraining, and its text is used for fine-tuning.
 HELD_OUT_EVERY = 4
 
 

@@ -15,7 +15,7 @@ import safetensors
 
 from ..errors import CorruptError, IoError
 
-#: Ends the name of a file that is being written; no reader takes it for a step.
+#: Suffix of the name of a file that is being written; no reader takes such a file for a step.
 PARTIAL = ".partial"
 
 _STEP_NAME = re.compile(r"step_(\d+)\.safetensors")

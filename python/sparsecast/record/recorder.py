@@ -23,7 +23,7 @@ from ..errors import CorruptError, IoError, UnsupportedError, UsageError
 from ..torch.owners import tensors_of
 from .files import read_safetensors, step_path, write_atomically
 
-#: Positions are I32 in the files.
+#: Largest number of elements of a tensor: positions are I32 in the files.
 MAX_ELEMENTS = 2**31
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from .statistics import Statistics
 from .trace import Trace
 
-#: Rows of |ulp| in the histogram: least and most.
+#: Rows of the histogram of |ulp|: (smallest, largest) |ulp| of each.
 _ULP_ROWS = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 8), (9, 16), (17, None))
 
 Report = dict[str, Any]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .bits import FLOATS, exponents, ulp_steps
 from .trace import Change, Version
 
-#: Steps ahead for which recurrence is counted.
+#: Largest distance in steps at which recurrence of changes is counted.
 LAGS = 8
 
 _CLASSES = (
@@ -107,7 +107,8 @@ class Statistics:
         self.classes: dict[str, ClassRow] = collections.defaultdict(ClassRow)
         self.ulps: collections.Counter[int] = collections.Counter()
         self.exponents: dict[int, Exponent] = collections.defaultdict(Exponent)
-        #: lag -> (changes whose later step is there, those of them that change there again, expected by density)
+        #: By distance in steps: [changes whose later step is in the trace, those that change again in it, the number of
+        #: them to expect by density].
         self.recurrence = {lag: [0, 0, 0.0] for lag in range(1, LAGS + 1)}
         self._present: collections.Counter[int] | None = None  # Exponent -> weights that have it now.
         self._recent: collections.deque[dict[str, npt.NDArray[np.int64]]] = collections.deque(maxlen=LAGS)

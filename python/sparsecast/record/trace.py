@@ -20,7 +20,7 @@ from .files import Entry, read_safetensors, steps_in
 if TYPE_CHECKING:
     import torch
 
-Bits = npt.NDArray[Any]  # Unsigned integers of the elements' size.
+Bits = npt.NDArray[Any]  # Unsigned integers of the elements' size, which hold their bits.
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..errors import UnsupportedError
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-# : Most boxes of one tensor on one rank. Packed weights have one a part, views of heads one a head.
+#: Largest number of boxes of one tensor on one rank. Packed weights have one per part, views of heads one per head.
 MAX_BOXES = 4096
 
 
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     """A box of a canonical tensor, and its place in the local tensor of this rank."""
 
     box: Box
-    at: tuple[int, ...]  # index of its first element in the local tensor
+    at: tuple[int, ...]  # index in the local tensor of the box's first element
 
 
 def local_pieces(tensor: DTensor, name: str) -> list[Piece] | None:

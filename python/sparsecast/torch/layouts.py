@@ -10,7 +10,7 @@ from .._core import Layout
 from ..errors import CorruptError
 from ..layouts import join_layouts
 
-# : Largest compressed layout of one rank in bytes; a larger one is an error before memory is allocated for it.
+#: Largest compressed layout of one rank in bytes; a larger one is an error before memory is allocated for it.
 MAX_LAYOUT_BYTES = 1 << 30
 
 

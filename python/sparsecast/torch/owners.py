@@ -127,7 +127,7 @@ class _Node:
     module: weakref.ref[nn.Module]
     children: dict[str, weakref.ref[nn.Module] | None]
     tensors: dict[str, Place]
-    count: int  # of its tensors, also of those that are not compared
+    count: int  # number of its tensors, including those that are not compared
 
     def stands(self, every: bool) -> bool:
         """Returns whether the module's children and compared tensors are still in their places; with ``every``, also
@@ -279,7 +279,7 @@ class _Memory:
     storage: torch.UntypedStorage
     address: int
     nbytes: int
-    users: int = 1  # This reference; and what the user of the watch has.
+    users: int = 1  # References to the storage: this one, and those that the user of the watch has.
 
     def count(self) -> int:
         return int(torch._C._storage_Use_Count(self.storage._cdata))

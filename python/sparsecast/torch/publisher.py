@@ -27,7 +27,7 @@ from .report import PublishReport
 from .shards import Dtypes, LocalShards, Rename, Source, WireDtype, shards_of
 from .streams import cuda_device, use_device
 
-# : Values of the ``detector`` argument of :class:`Publisher`.
+#: Values of the ``detector`` argument of :class:`Publisher`.
 DETECTORS = ("auto", "snapshot", "pinned", "fused_cast")
 
 

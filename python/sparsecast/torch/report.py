@@ -12,11 +12,11 @@ class TensorReport:
     """Numbers of one canonical tensor in a publication, for the part on this rank."""
 
     name: str
-    elements: int  #: Elements of the part on this rank.
+    elements: int  #: Elements of the tensor's part on this rank.
     changed: int
     bytes: int
     blocks: int
-    dense_blocks: int  #: Blocks sent whole because that was smaller.
+    dense_blocks: int  #: Blocks that were sent whole, because that took fewer bytes.
 
     @property
     def density(self) -> float:
@@ -37,11 +37,11 @@ class PublishReport:
     elements: int  #: Elements that this rank sends.
     changed: int
     wire_bytes: int
-    dense_bytes: int  #: Bytes of the same elements if all were sent.
+    dense_bytes: int  #: Bytes of these elements if all of them were sent.
     digest: str  #: State digest of all tensors at this version, 32 hexadecimal digits.
-    seconds: dict[str, float]  #: prepare, encode, wire, total (live), or encode, upload (log).
+    seconds: dict[str, float]  #: Of each step: prepare, encode, wire, total (world); encode, upload (log).
     tensors: tuple[TensorReport, ...] = ()
-    codecs: dict[str, int] = dataclasses.field(default_factory=dict)  #: Blocks by position codec.
+    codecs: dict[str, int] = dataclasses.field(default_factory=dict)  #: Number of blocks by position codec.
 
     @property
     def density(self) -> float:

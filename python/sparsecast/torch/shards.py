@@ -18,13 +18,13 @@ from ..errors import UnsupportedError, UsageError
 from .dtensor import Piece, local_pieces
 from .owners import LiveTensors, MemoryWatch, ModuleWatch, alias_of, local_of, place_of, tensors_and_rest_of, tensors_of
 
-# : Canonical name of a parameter, or None if it is not sent. A dict lists only the names that differ.
+#: Canonical name of a parameter, or None if it is not sent. A dict lists only the names that differ.
 Rename = Mapping[str, str | None] | Callable[[str], str | None]
 
-# : Dtype in which a tensor is sent and held by the engines; None for its own.
+#: Dtype in which a tensor is sent and held by the engines; None for its own.
 WireDtype = torch.dtype | Callable[[str, torch.Tensor], torch.dtype | None]
 
-# : What integers hold, by pattern (fnmatch) of canonical names: "I4X2" or "F4X2", 4-bit numbers.
+#: What tensors of integers hold, by pattern (fnmatch) of canonical names: "I4X2" or "F4X2", 4-bit numbers.
 Dtypes = Mapping[str, str]
 
 Source = nn.Module | Iterable[tuple[str, torch.Tensor]]
@@ -40,30 +40,25 @@ class LocalShards:
     ``tensors[i]`` is the memory of ``layout.ranks[0].tensors[i]``: flat, contiguous, at the same address as long as
     anything publishes it. It has the dtype of the layout, or is an fp32 master of a bf16 tensor (:meth:`holds_master`),
     whose cast a live publisher computes. ``masters[i]``, if not None, is the tensor with the same elements from which
-    tensors[i] is cast. ``prepare`` is called before each detection, after the casts: transforms fill their outputs
-    there.
+    tensors[i] is cast. ``prepare`` is called before each detection, after the casts: transforms write there.
     """
 
     layout: Layout
     tensors: list[torch.Tensor]
     masters: list[torch.Tensor | None]
     prepare: Callable[[], None] | None = None
-    # : Raises UsageError if a tensor has been given other memory since, or has no owner any more.
+    #: Raises UsageError if a tensor has got other memory since it was described, or has no owner any more.
     guard: Callable[[], None] | None = None
-    # : Brings ``masters`` to what the model holds now of tensors that are assigned anew.
+    #: Puts into ``masters`` the tensors that the model has now in the place of those in ``reassigned``.
     look_again: Callable[[], None] | None = None
     memory: MemoryWatch | None = None
 
     def counted(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which new references to the tensors' memory count as their user's, not as an owner's
-        (:class:`MemoryWatch`).
-        """
+        """Returns a context in which new references to the memory count as the user's (:meth:`MemoryWatch.counted`)."""
         return self.memory.counted() if self.memory is not None else contextlib.nullcontext()
 
     def check(self) -> None:
-        """Raises UsageError naming a tensor that has got other memory than the one described here, or has no owner any
-        more.
-        """
+        """Raises UsageError naming a tensor whose memory is no longer the one that was described, or has no owner."""
         if self.guard is not None:
             self.guard()
 
@@ -76,10 +71,10 @@ class LocalShards:
         return self.tensors[local].element_size() // (2 if self.holds_master(local) else 1)
 
     def refresh(self) -> None:
-        """Computes the tensors that are casts or results of transforms again; the others are the parameters' own
+        """Computes again the tensors that are casts or results of transforms; the others are the parameters' own
         memory.
 
-        Raises UsageError naming a parameter that has got other memory than the one described here.
+        Raises UsageError naming a parameter whose memory is no longer the one that was described.
         """
         self.check()
         if self.look_again is not None:
@@ -94,15 +89,15 @@ class LocalShards:
 
 @dataclasses.dataclass
 class _Held:
-    """A parameter as this rank holds it, under its canonical name and under the model's own name."""
+    """A parameter as this rank holds it."""
 
-    name: str  # canonical
+    name: str  # canonical name
     own_name: str
     shape: tuple[int, ...]
     local: torch.Tensor
-    pieces: list[Piece]  # what of the canonical tensor is where in `local`; together all of it
+    pieces: list[Piece]  # boxes of the canonical tensor, and their places in `local`; together all of `local`
     wire: torch.dtype
-    dtype: str  # as it is sent
+    dtype: str  # safetensors dtype in which it is sent
 
 
 def _renamed(name: str, rename: Rename | None) -> str | None:
@@ -157,8 +152,8 @@ def _hold(
 
 
 def _memory_of(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a plain tensor over the memory of ``tensor``, with its shape and strides, which keeps only the memory
-    alive. Raises UsageError or UnsupportedError, naming the tensor, if it has no memory that can be read.
+    """Returns a plain tensor over the memory of ``tensor``, of its shape and strides, which keeps only that memory
+    alive.
     """
     context = f"tensor '{name}'"
     kind = type(tensor).__name__
@@ -188,9 +183,7 @@ def _memory_of(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Returns the number of elements of memory from a tensor's first element to its last, gaps included. The tensor
-    must have elements. Raises UsageError for negative strides.
-    """
+    """Returns the number of elements of memory from the first to the last element of a tensor that has elements."""
     if any(stride < 0 for stride in tensor.stride()):
         raise UsageError("negative strides")
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -206,16 +199,13 @@ def _check_declared(name: str, dtype: str, tensor: torch.Tensor) -> None:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the memory from the tensor's first element to its last as one contiguous dimension, whatever its
-    strides.
-    """
+    """Returns the memory from the first to the last element as one contiguous dimension, whatever the strides."""
     return alias_of(tensor, (_span(tensor) if tensor.numel() else 0,), (1,))
 
 
 def _may_stay_master(local: torch.Tensor, wire: torch.dtype) -> bool:
-    """Returns whether a publisher can read an fp32 tensor as the master of a bf16 one, instead of a cast buffer: if a
-    publisher can cast it, and a snapshot of the memory that it spans, including gaps, is at most twice that of its
-    elements.
+    """Returns whether a tensor may stay an fp32 master: if a publisher can cast it, and a snapshot of the memory that
+    it spans, including gaps, is at most twice that of its elements.
     """
     castable = local.dtype == torch.float32 and wire == torch.bfloat16
     return castable and _flat(local).numel() <= 2 * local.numel()
@@ -235,9 +225,7 @@ class _Collected:
     by_memory: dict[tuple[object, ...], str] = dataclasses.field(default_factory=dict)
 
     def add(self, held: _Held, copied: bool) -> None:
-        """Adds a parameter, or a tie if its memory is there under another name. With ``copied`` it gets a buffer of its
-        own.
-        """
+        """Adds a parameter, or a tie if it is there under another name; with ``copied`` in a buffer of its own."""
         if held.name in self.specs:
             raise UsageError(f"'{held.own_name}' has the name of another tensor", f"tensor '{held.name}'")
         self.specs[held.name] = (held.name, held.dtype, held.shape)
@@ -263,9 +251,7 @@ class _Collected:
 
 
 def _live(source: Source) -> LiveTensors | None:
-    """Returns the :class:`LiveTensors` in which a source looks its tensors up, if it is ``items()`` of one;
-    else None.
-    """
+    """Returns the :class:`LiveTensors` of which ``source`` is ``items()``; None for any other source."""
     found = getattr(source, "_mapping", source)
     return found if isinstance(found, LiveTensors) else None
 
@@ -319,25 +305,23 @@ def shards_of(
     cast: bool = True,
     reassigned: Sequence[str] = (),
 ) -> LocalShards:
-    """Describes what this rank holds of a model, or of an iterable of (name, tensor).
+    """Describes what this rank holds of a model (parameters and persistent buffers), or of an iterable of (name,
+    tensor).
 
-    Of a model, these are its parameters and persistent buffers; of DTensors (FSDP2, 2-D meshes) the local shards, as
-    the mesh cuts them, of other tensors the whole. ``rename`` maps names to the engine's (a dict or a callable); None
-    there leaves a tensor out. Tensors that share memory under several names are tied.
+    DTensors (FSDP2, 2-D meshes) are described by their local shards, as the mesh cuts them, other tensors whole.
+    ``rename`` maps names to the engine's (a dict or a callable; None leaves a tensor out). Tensors that share memory
+    under several names are tied.
 
-    ``dtypes`` says which integers are 4-bit numbers, by patterns of the canonical names, of which the first that fits
+    ``dtypes`` says which integers are 4-bit numbers, by pattern of the canonical names, of which the first that fits
     counts: {"*.weight_packed": "I4X2"} (integers; "F4X2": fp4 e2m1). They are sent in fewer bytes. Tensors of uint8 or
-    int8 keep their shape. Tensors of int32, which have eight numbers per word, get the four bytes of a word as a last
-    dimension.
+    int8 keep their shape. Tensors of int32, eight numbers per word, get the four bytes of a word as a last dimension.
 
     Where ``wire_dtype`` differs from the tensor's own dtype, a buffer of that dtype is made, into which
     :meth:`LocalShards.refresh` casts. With ``cast=False``, fp32 tensors that travel as bf16 get no buffer: they stay
-    masters, for live publishers, which cast while they compare.
-
-    Names of a module's tensors that match a pattern in ``reassigned`` get other memory at each step (``bias = bias +
-    d``): they are looked up and copied in each :meth:`LocalShards.refresh`. That call raises UsageError for any other
-    tensor that has moved, and for memory that only these shards still hold. UsageError and UnsupportedError name the
-    tensor.
+    masters, for live publishers, which cast while they compare. Names of a module's tensors that match a pattern in
+    ``reassigned`` get other memory at each step (``bias = bias + d``): they are looked up and copied in each
+    :meth:`LocalShards.refresh`, which raises UsageError for any other tensor that has moved, and for memory that only
+    these shards still hold. UsageError and UnsupportedError name the tensor.
     """
     if isinstance(source, LocalShards):
         if rename is not None or wire_dtype is not None or dtypes is not None:
@@ -388,17 +372,13 @@ class WholeTensors:
 
 
 def shard_memory(memory: torch.Tensor, shard: Shard) -> torch.Tensor:
-    """Returns a view of the elements of ``shard``, in the shape of its box. ``memory`` is the local tensor in which the
-    shard lies.
-    """
+    """Returns a view of the elements of ``shard`` in ``memory``, its local tensor, in the shape of its box."""
     return memory.as_strided(shard.box.extent, shard.strides, memory.storage_offset() + shard.first)
 
 
 def whole_tensors(shards: LocalShards, what: str) -> WholeTensors:
-    """Returns the tensors of a rank in their canonical shapes.
-
-    Raises UsageError naming the tensor, and saying that ``what`` needs it so, if the rank holds a part of a tensor,
-    nothing of it, or a view that is not contiguous.
+    """Returns the tensors of a rank in their canonical shapes. Raises UsageError naming the tensor, and saying that
+    ``what`` needs it so, if the rank holds only a part of it, nothing of it, or a view that is not contiguous.
     """
     entries = []
     of_rank = shards.layout.ranks[0].shards

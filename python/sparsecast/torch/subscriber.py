@@ -28,12 +28,12 @@ class UpdateReport:
     """Report of one update on this rank; ``pause_seconds`` is the time in which the weights were written."""
 
     version: int
-    changed: int  #: Changed elements of the applied deltas (from a log: of ``deltas`` deltas).
+    changed: int  #: Changed elements that were applied; from a log they are not counted (0).
     received_bytes: int
     pause_seconds: float
     total_seconds: float
-    deltas: int = 1
-    reseeded: bool = False  #: Everything was replaced, from an anchor.
+    deltas: int = 1  #: Number of deltas that were applied.
+    reseeded: bool = False  #: Whether all weights were replaced, from an anchor.
 
 
 class Subscriber:
@@ -72,7 +72,7 @@ class Subscriber:
         entry_bytes: int | None = None,
     ) -> None:
         self._loader = source if isinstance(source, LoaderSource) else None
-        # Whether the model has what the copies of its loader hold.
+        # Whether the copies of the LoaderSource have been loaded into the model.
         self._is_loaded = self._loader is None or self._loader.is_filled
         self._shards = shards_of(
             source.shards if isinstance(source, LoaderSource) else source, rename=rename, dtypes=dtypes

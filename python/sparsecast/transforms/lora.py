@@ -12,18 +12,18 @@ from .._core import Box
 from ..errors import UsageError
 from .step import Piece, TensorSpec, matches_any
 
-#: Elements of a merge that are in fp32 at one time: 64 MiB beside the shard.
+#: Number of elements of a merge that are in fp32 at one time: 64 MiB in addition to the shard.
 _MERGE_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """An adapter: ``scale * b @ a`` is added to a weight ``[out, in]``, with ``a`` ``[rank, in]`` and ``b`` ``[out,
-    rank]``.
+    """One adapter of a weight ``[out, in]``: ``scale * b @ a`` is added to it, with ``a`` ``[rank, in]`` and ``b``
+    ``[out, rank]``.
 
     The tensors are the live ones of the trainer, of any floating dtype, on the device of the weight. A rank may hold
-    parts: rows of ``b`` from ``row_offset``, columns of ``a`` from ``column_offset``; they must include those that its
-    shard of the weight needs. ``scale`` is usually ``lora_alpha / rank``.
+    parts: rows of ``b`` from ``row_offset`` on, columns of ``a`` from ``column_offset`` on; they must include those
+    that its shard of the weight needs. ``scale`` is usually ``lora_alpha / rank``.
     """
 
     a: torch.Tensor
@@ -34,11 +34,12 @@ class LoraAdapter:
 
 
 class LoraMerge:
-    """Computes ``W + scale * B @ A``, summed in fp32 over the adapters of a weight in order, then cast to its dtype.
+    """A step that computes ``W + scale * B @ A``, summed in fp32 over the adapters of a weight in order, and casts it
+    to the dtype of W.
 
-    ``adapters`` maps canonical names of matrices to their adapters. The base is only read. A shard uses the rows of B
+    ``adapters`` maps canonical names of matrices to their adapters. The base W is only read. A shard uses the rows of B
     and the columns of A that it needs. The products are those of fp32 matmul in torch: if TF32 is allowed on a device,
-    they use TF32.
+    they use TF32. Raises UsageError naming the tensor if shapes do not fit.
     """
 
     def __init__(self, adapters: Mapping[str, Sequence[LoraAdapter]]) -> None:
@@ -84,7 +85,9 @@ class LoraMerge:
             raise UsageError(f"A and B of shapes {shapes} are not [rank, in] and [out, rank]", f"tensor '{spec.name}'")
 
     def _part(self, spec: TensorSpec, adapter: LoraAdapter, box: Box) -> tuple[float, torch.Tensor, torch.Tensor]:
-        """Returns the scale, and the parts of A (fp32) and B that belong to a box."""
+        """Returns the scale of an adapter, and the columns of A (as fp32) and rows of B that ``box`` of the weight
+        needs. Raises UsageError if this rank does not hold them.
+        """
         a_begin = box.offset[1] - adapter.column_offset
         b_begin = box.offset[0] - adapter.row_offset
         a_end, b_end = a_begin + box.extent[1], b_begin + box.extent[0]
@@ -98,16 +101,17 @@ class LoraMerge:
         return adapter.scale, a, adapter.b.detach()[b_begin:b_end]
 
 
-#: Name, the rank's stored tensor, and the box of the weight that it stands for: the box's elements, floating.
+#: Takes a tensor's name, this rank's stored tensor, and the box of the weight for which it stands; returns the elements
+#: of the box as a floating tensor.
 Dequantize = Callable[[str, torch.Tensor, Box], torch.Tensor]
 
 
 class DequantizeMerge(LoraMerge):
-    """QLoRA: calls the ``dequantize`` of the caller on the stored base, then merges as :class:`LoraMerge` does.
+    """A step for QLoRA: calls the caller's ``dequantize`` on the stored base, then merges as :class:`LoraMerge` does.
 
     Applies to the tensors whose names match ``patterns`` (fnmatch) or that have adapters. The canonical tensor is the
-    *weight* (its real shape, and the dtype that the engine holds), and the local tensor is the storage of the box of
-    this rank, 4-bit blocks in U8 for example. ``dequantize`` returns a floating tensor of the extent of the box.
+    *weight* (its real shape, and the dtype that the engine holds). The local tensor is how this rank stores its box of
+    the weight: 4-bit blocks in U8, for example. ``dequantize`` returns a floating tensor of the extent of the box.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ _TORCH_OF_NAME: dict[str, torch.dtype] = {
     name: getattr(torch, torch_name) for torch_name, name in TORCH_DTYPES.items() if hasattr(torch, torch_name)
 } | dict.fromkeys(PAIRS, torch.uint8)
 
-#: A tensor, this rank's part of it, and the part's box.
+#: A canonical tensor, the part of it that this rank holds, and the box of that part.
 _Held = tuple[TensorSpec, torch.Tensor, Box]
 
 
@@ -24,9 +24,9 @@ class Transforms:
     """Runs steps in sequence for the tensors of ``table``: ``(name, dtype, shape)`` of the canonical tensors of the
     trainer.
 
-    Raises UsageError if two results have the same name. Results are allocated at the first call with a box, contiguous,
-    on the device of the local tensor, and kept: every later call writes the same memory. Tensors between two steps are
-    freed. A tensor to which no step applies is returned as the same object.
+    Raises UsageError if two results have the same name. Results are contiguous tensors on the device of the local
+    tensor. They are allocated at the first call with a box and kept: every later call with this box writes the same
+    memory. Tensors between two steps are freed. A tensor to which no step applies is returned as the same object.
     """
 
     def __init__(self, transforms: Sequence[Transform], table: Iterable[TensorSpec | tuple[str, str, Sequence[int]]]):
@@ -46,23 +46,25 @@ class Transforms:
                     raise UsageError(f"it comes from '{made[out.name]}' and from '{spec.name}'", f"tensor '{out.name}'")
 
     def names(self) -> dict[str, list[str]]:
-        """Names of the resulting canonical tensors, by the names of the source tensors."""
+        """Returns the names of the results by the name of the canonical tensor from which they are made."""
         return {name: [out.name for out in results] for name, results in self._results.items()}
 
     def is_taken(self, name: str) -> bool:
-        """Returns whether a step applies to the tensor; otherwise it is returned unchanged."""
+        """Returns whether a step applies to the tensor ``name``; a tensor to which none applies is returned
+        unchanged.
+        """
         spec = self._spec(name)
         return any(step.specs(spec) for step in self._transforms)
 
     @property
     def specs(self) -> list[TensorSpec]:
-        """Resulting canonical tensors in the order of the table, as for a TensorTable."""
+        """All resulting canonical tensors, in the order of the table: what a TensorTable of the results wants."""
         return [out for results in self._results.values() for out in results]
 
     @torch.no_grad()
     def __call__(self, name: str, local: torch.Tensor, box: Box | None = None) -> list[tuple[str, torch.Tensor, Box]]:
-        """Returns names, tensors and boxes of the results for ``box`` of ``name`` on this rank (None: the whole
-        tensor).
+        """Returns (name, tensor, box) of each result of the local tensor ``local``, which holds ``box`` of the tensor
+        ``name`` (None: the whole tensor).
 
         On a CUDA device the work is enqueued on the current torch stream. Raises UsageError naming a tensor that the
         table does not have or that does not fit its box.
@@ -73,7 +75,8 @@ class Transforms:
 
     @torch.no_grad()
     def pieces(self, name: str, held: Sequence[tuple[torch.Tensor, Box]]) -> list[tuple[str, torch.Tensor, Box]]:
-        """Returns the results for a rank that holds several boxes of a tensor, or none, in the order of the boxes.
+        """Returns (name, tensor, box) of each result for a rank that holds several boxes of a tensor, or none. ``held``
+        has (local tensor, box) of each; the results are in the order of the boxes.
 
         Boxes may share a result (blocks of :class:`Quantize`), so pass all of them at once.
         """
@@ -90,14 +93,16 @@ class Transforms:
         return self._inputs[name]
 
     def _after(self, index: int, spec: TensorSpec) -> list[TensorSpec]:
-        """Returns the tensors that the steps from ``index`` on make."""
+        """Returns the canonical tensors that the steps from number ``index`` on make of ``spec``."""
         for later in range(index, len(self._transforms)):
             if specs := self._transforms[later].specs(spec):
                 return [out for one in specs for out in self._after(later + 1, one)]
         return [spec]
 
     def _run(self, index: int, spec: TensorSpec, held: list[_Held]) -> list[_Held]:
-        """Runs the steps from ``index`` on for everything that this rank holds of one tensor."""
+        """Runs the steps from number ``index`` on over everything that this rank holds of the tensor ``spec``, and
+        returns the results.
+        """
         for later in range(index, len(self._transforms)):
             step = self._transforms[later]
             if specs := step.specs(spec):
@@ -119,7 +124,9 @@ class Transforms:
         return held
 
     def _output(self, index: int, spec: TensorSpec, box: Box, source: Box, device: torch.device) -> torch.Tensor:
-        """Returns memory for ``box``, which step ``index`` makes of ``source``; it is kept if no later step uses it."""
+        """Returns memory for ``box`` of ``spec``, which step number ``index`` makes of the box ``source`` of its input.
+        The memory is the same at each call if no later step uses it.
+        """
         is_result = all(step.specs(spec) is None for step in self._transforms[index + 1 :])
         key = (index, spec.name, tuple(source.offset), tuple(source.extent), str(device))
         kept = self._outputs.get(key) if is_result else None

@@ -17,14 +17,15 @@ from ..errors import UsageError
 from .formats import QuantFormat, fp8_blocks
 from .step import Piece, TensorSpec, matches_any
 
-#: What quantised checkpoints keep as it is.
+#: Patterns of the names of tensors that quantised checkpoints keep as they are.
 KEPT_BY_DEFAULT = ("*embed_tokens*", "*lm_head*", "*norm*", "*.mlp.gate.weight", "*.router.*", "*.bias")
 
 _ROWS = _core.QuantFormat(block=(1, None))
 
 
 class Quantize:
-    """Quantises matrices to ``format``: a tensor of elements, one of scales, and what else the format has.
+    """A step that quantises matrices to ``format``: to a tensor of elements, a tensor of scales, and what else the
+    format has.
 
     Applies to every bf16, fp16 or fp32 tensor of two dimensions, or of three (stacked experts, each a matrix), whose
     name matches none of ``skip`` (fnmatch). The arithmetic is that of ``sparsecast/quantize.hpp``. The block grid is
@@ -36,10 +37,10 @@ class Quantize:
     The first call asks whether any rank splits a block (an all-reduce of one number, and a wait for it); if so, the
     amax of every block is the maximum over the ranks (one all-reduce of the grid at every call).
 
-    Formats with a global scale (NVFP4) compute it anew at every call, over the whole tensor: of pieces that hold it
-    whole, or over ``group`` (one all-reduce of a number a matrix). ``global_scales`` gives those that are kept instead,
-    by the name of the weight: a number, or one a matrix of a stack. Weights that outgrow a kept one saturate.
-    ``threads`` is the number of CPU threads; 0 means all cores.
+    Formats with a global scale (NVFP4) compute it again at every call, over the whole tensor: over pieces that hold it
+    whole, or over ``group`` (one all-reduce of one number per matrix). ``global_scales`` has, by the name of the
+    weight, global scales that are kept instead: a number, or one per matrix of a stack. Weights that outgrow a kept
+    scale saturate. ``threads`` is the number of CPU threads; 0 means all cores.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Quantize:
         return boxes
 
     def _numbers_box(self, spec: TensorSpec, box: Box) -> Box:
-        """Returns the box of the numbers, one a matrix, of a rank that holds ``box``."""
+        """Returns the box that a rank with ``box`` of the weight holds of a tensor that has one number per matrix."""
         stack, number = len(spec.shape) - 2, self.format.number_shape
         if 0 not in box.extent:
             return Box((*box.offset[:stack], *(0 for _ in number)), (*box.extent[:stack], *number))
@@ -168,8 +169,9 @@ class Quantize:
     def _inverse_scales(
         self, kept: list[float] | None, tensor_amax: torch.Tensor | None, device: torch.device
     ) -> torch.Tensor:
-        """Returns what is stored of the global scales of all matrices by formats that store their inverse: of what the
-        caller keeps, or amax / (448 * 6), 1 for zeros. Values are divided by the reciprocals of these.
+        """Returns, for formats that store the inverse of the global scale, what is stored for each matrix: the inverse
+        of the scale that the caller keeps, or amax / (448 * 6), and 1 for a matrix of zeros. The global scale is the
+        reciprocal of what is stored.
         """
         if kept is not None:
             return torch.tensor(kept, device=device).reciprocal()
@@ -178,14 +180,16 @@ class Quantize:
         return torch.where(tensor_amax > 0, (tensor_amax / (448 * 6)).clamp(min=least), 1.0)
 
     def _scale_matrices(self, piece: Piece) -> list[torch.Tensor]:
-        """Returns the memory of the scales of each matrix; if a matrix has one scale, memory for that of each row."""
+        """Returns the memory into which the scales of each matrix are written; if a matrix has one scale, new memory
+        with a scale for each row.
+        """
         if not self.format.one_scale:
             return _matrices(piece.outputs[1])
         shape, memory = (piece.box.extent[-2], 1), piece.outputs[1]
         return [memory.new_empty(shape) for _ in _matrices(piece.local)]
 
     def _numbers_in(self, elements: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor of elements as ``_core.quantize`` wants it: words of INT4 as int32."""
+        """Returns the tensor of elements in the form that ``_core.quantize`` wants: words of INT4 as int32."""
         return elements.view(torch.int32).squeeze(-1) if self.format.word else elements
 
     def _block(self, spec: TensorSpec) -> tuple[int, int]:
@@ -206,7 +210,9 @@ class Quantize:
         return {"name": f"{spec.name} {box}", "shape": spec.shape[-2:], "offset": offset}
 
     def _kept_global_scales(self, spec: TensorSpec) -> list[float] | None:
-        """Returns the caller's global scale of each matrix; None if they are computed anew."""
+        """Returns the global scale that the caller keeps for each matrix of the tensor; None if they are computed at
+        each call. Raises UsageError if there are too few or too many.
+        """
         if self._global_scales is None:
             return None
         kept = self._global_scales.get(spec.name)
@@ -216,7 +222,9 @@ class Quantize:
         return kept
 
     def _exchanges(self, spec: TensorSpec, pieces: Sequence[Piece]) -> bool:
-        """Returns whether blocks take their amax over all pieces and ranks."""
+        """Returns whether the amax of a block must be taken over all pieces and ranks, because some of them hold only
+        part of it. With a group, the first call for a tensor is collective.
+        """
         if self.group is None:
             return self._splits_blocks(spec, pieces) and self._joined(spec, pieces)
         if spec.name not in self._splits:
@@ -233,7 +241,9 @@ class Quantize:
         )
 
     def _joined(self, spec: TensorSpec, pieces: Sequence[Piece]) -> bool:
-        """Returns whether pieces that split blocks hold whole blocks together: heads of one KV group after another."""
+        """Returns whether pieces that split blocks hold whole blocks together, as the heads of one KV group do that
+        follow one another.
+        """
         block = self._block(spec)
         held = torch.zeros((_matrix_count(spec), *self._grid(spec)), dtype=torch.int64)
         for piece in pieces:
@@ -249,14 +259,16 @@ class Quantize:
         return self._window(spec, amax, box, index).contiguous()
 
     def _window(self, spec: TensorSpec, amax: torch.Tensor, box: Box, index: int) -> torch.Tensor:
-        """Returns the range of blocks of the whole tensor that matrix ``index`` of a box touches."""
+        """Returns a view of ``amax``, which has a number per block of the whole tensor: the blocks that matrix
+        ``index`` of the box touches.
+        """
         scale_box = self._scales_box(spec, box)
         rows, columns = (slice(scale_box.offset[d], scale_box.offset[d] + scale_box.extent[d]) for d in (-2, -1))
         return amax[(box.offset[0] if len(spec.shape) == 3 else 0) + index, rows, columns]
 
     def _amax(self, spec: TensorSpec, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Returns the amax of every block of the whole tensor, [matrices, rows, columns], over all pieces and the
-        group.
+        """Returns the greatest magnitude in every block of the whole tensor, [matrices, rows, columns] of blocks, over
+        all pieces and the ranks of the group.
         """
         shape = (_matrix_count(spec), *self._grid(spec))
         amax = torch.zeros(shape, dtype=torch.float32, device=self._device(pieces))
@@ -271,7 +283,9 @@ class Quantize:
         return self._over_group(amax)
 
     def _tensor_amax(self, spec: TensorSpec, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Returns the greatest finite magnitude of every matrix, [matrices], over all pieces and the group."""
+        """Returns the greatest finite magnitude in every matrix, [matrices], over all pieces and the ranks of the
+        group. Raises UsageError if this rank holds only part of a matrix and there is no group.
+        """
         amax = torch.zeros(_matrix_count(spec), dtype=torch.float32, device=self._device(pieces))
         held = [0] * len(amax)
         for piece in pieces:
@@ -311,7 +325,9 @@ class Quantize:
 
 
 class Fp8BlockQuantize(Quantize):
-    """Quantises matrices to F8_E4M3 with one fp32 ``<name>_scale_inv`` for each block, as in DeepSeek's checkpoints."""
+    """A step that quantises matrices to F8_E4M3 with one fp32 ``<name>_scale_inv`` for each block, as in DeepSeek's
+    checkpoints.
+    """
 
     def __init__(
         self,
@@ -339,20 +355,24 @@ def _matrix_count(spec: TensorSpec) -> int:
 
 
 def _overlaps(offset: int, extent: int, block: int) -> torch.Tensor:
-    """Returns, for each block that elements [offset, offset + extent) touch, how many of them it holds."""
+    """Returns, for each block of ``block`` elements that the range [offset, offset + extent) touches, how many elements
+    of the range lie in it.
+    """
     end = offset + extent
     blocks = range(offset // block, -(-end // block)) if extent else range(0)
     return torch.tensor([min(end, (b + 1) * block) - max(offset, b * block) for b in blocks], dtype=torch.int64)
 
 
 def _matrices(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Yields a matrix, or each matrix of a stack."""
+    """Returns the matrices of a tensor: itself, or each matrix of a stack."""
     return [tensor] if tensor.dim() == 2 else list(tensor)
 
 
 @contextmanager
 def _on_device(tensor: torch.Tensor) -> Iterator[int]:
-    """Makes the device of a CUDA tensor current and yields the handle of the current torch stream on it; 0 on the CPU."""
+    """Makes the device of a CUDA tensor current while the context lasts, and yields the handle of the current torch
+    stream there. Yields 0 on the CPU.
+    """
     if not tensor.is_cuda:
         yield 0
         return

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 def transformed(shards: LocalShards, transforms: Sequence[Transform]) -> LocalShards:
-    """Returns local shards for a Publisher whose tensors are the results of ``transforms`` on those of ``shards``.
+    """Returns local shards for a Publisher: their tensors are the results of the steps ``transforms`` on the tensors of
+    ``shards``.
 
-    The steps run once here and again before every detection (``prepare``), for every tensor of the table of the layout
-    in order, including those of which this rank holds nothing: steps with a group meet there. Tensors to which no step
-    applies stay unchanged. Tied names stay tied; UsageError if a step applies to one of them and not to the other.
+    The steps run once here, and again before every detection (``prepare``). They run for every tensor of the layout's
+    table in order, including those of which this rank holds nothing: steps with a group meet there. Tensors to which no
+    step applies stay unchanged. Tied names stay tied; UsageError if a step applies to one of them and not to the other.
     Dtypes and shapes of the table are those of the weights, so this function does not support stored bases
     (DequantizeMerge).
     """

@@ -24,30 +24,35 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor that this rank holds, and the memory for the results of a step."""
+    """A box of a tensor that this rank holds: its elements (``local``), and the memory into which a step writes the
+    results.
+    """
 
-    local: torch.Tensor  #: Not to be changed.
+    local: torch.Tensor  #: Elements of the box; a step must not change them.
     box: Box
-    outputs: Sequence[torch.Tensor]  #: Contiguous, of the extents of Transform.boxes.
+    outputs: Sequence[torch.Tensor]  #: Contiguous tensors with the extents that Transform.boxes returns.
 
 
 class Transform(Protocol):
-    """A step of :class:`Transforms`."""
+    """A step of :class:`Transforms`: makes one or several canonical tensors of a canonical tensor."""
 
     def specs(self, spec: TensorSpec) -> list[TensorSpec] | None:
-        """Returns the canonical tensors that a step makes of this one; None if it does not apply."""
+        """Returns the canonical tensors that this step makes of ``spec``; None if the step does not apply to it."""
 
     def boxes(self, spec: TensorSpec, box: Box) -> list[Box]:
-        """Returns, for each of them, the box of a rank that holds ``box`` of ``spec``."""
+        """Returns, for each of the tensors of ``specs(spec)``, the box that a rank gets if it holds ``box`` of
+        ``spec``.
+        """
 
     def run(self, spec: TensorSpec, pieces: Sequence[Piece]) -> None:
-        """Writes the outputs of all pieces of one tensor on this rank; there may be none."""
+        """Writes the outputs of all pieces that this rank holds of the tensor ``spec``; ``pieces`` may be empty."""
 
     def reads_packed(self, spec: TensorSpec) -> bool:
-        """Whether the local tensor is storage that only this step understands, not ``box`` of a tensor of
+        """Returns whether the local tensor is storage that only this step understands, and not the elements of a box in
         ``spec.dtype``.
         """
 
 
 def matches_any(name: str, patterns: Sequence[str]) -> bool:
+    """Returns whether the name matches one of the patterns (fnmatch, with upper and lower case)."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

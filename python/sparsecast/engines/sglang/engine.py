@@ -44,7 +44,7 @@ class _RankState(NamedTuple):
     version: int
     in_doubt: int
     is_whole: bool
-    held_version: int  # -1: of no trainer.
+    held_version: int  # -1: weights of no trainer.
 
 
 class SglangEnd:
@@ -64,12 +64,12 @@ class SglangEnd:
         self._rank = dist.get_rank(cpu_group)
         self._fence = TrainerFence()
         self._asked: tuple[Any, ...] = ()  # Table and modes of the receiver.
-        self._map_verified = False  # Compared once; later the weights differ from the files.
+        self._map_verified = False  # The map is compared with the files once; later the weights differ from them.
         self._left_version: int | None = None
         self._traced: TracedLoader | None = None
         self._recomputation: Recomputation | None = None
-        self._shadows: dict[str, torch.Tensor] = {}  # Copies that have been filled.
-        self._rearranged: set[str] = set()  # Modules whose kernels keep another order than the files.
+        self._shadows: dict[str, torch.Tensor] = {}  # Copies outside the model that have been filled, by name.
+        self._rearranged: set[str] = set()  # Names of modules whose kernels keep another order than the files.
 
     def join(self, host: str, port: int, rank_offset: int, world_size: int, info: GroupInfo) -> int:
         """Meets the trainer at `host`:`port`, and verifies that this engine holds the trainer's version. Returns this

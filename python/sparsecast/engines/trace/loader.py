@@ -48,20 +48,14 @@ from sparsecast.errors import UnsupportedError, UsageError
 __all__ = ["CanonicalTensor", "LoadWeights", "Modes", "TracedLoader", "TracedShard", "TracedTensor", "trace_loader"]
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
-"""An engine's loader: takes (name, tensor) pairs. It may be called several times, each time with any part of the
-checkpoint.
-"""
+"""An engine's loader: takes (name, tensor) pairs of any part of the checkpoint; may be called several times."""
 
 Modes = Mapping[str, str]
-"""Modes (of `MODES`) that the caller forces, by pattern (fnmatch) of canonical names. The trace chooses for other
-names.
-"""
+"""Modes (of `MODES`) that the caller forces, by pattern (fnmatch) of canonical names; the trace chooses the others."""
 
 
 def mode_of(name: str, modes: Modes) -> str:
-    """Returns the mode of the first pattern in `modes` that fits the canonical name, or an empty string if none
-    fits.
-    """
+    """Returns the mode of the first pattern in `modes` that fits the canonical name; an empty string if none fits."""
     return next((mode for pattern, mode in modes.items() if fnmatch.fnmatch(name, pattern)), "")
 
 
@@ -75,20 +69,21 @@ def trace_loader(
     modes: Modes | None = None,
     several: Collection[str] = (),
 ) -> TracedLoader:
-    """Traces `load_weights` into the parameters and buffers of `model`.
+    """Runs `load_weights` over tensors without memory, and returns where it would copy them in the parameters and
+    buffers of `model`. Not for use while another thread loads or runs the model.
 
-    `canonical` is the whole checkpoint as the trainer names it; on every rank the same. Pairs of 4-bit numbers (I4X2,
+    `canonical` is the whole checkpoint as the trainer names it, the same on every rank. Pairs of 4-bit numbers (I4X2,
     F4X2) are given to the loader as checkpoints have them: U8, or I32 where the last dimension is its 4 bytes. With
     `strict`, anything that cannot be patched raises UnsupportedError, and names that the loader does not know, or
-    parameters that nothing fills, raise UsageError with the nearest names; without it they are in `refused` and
-    `missing`. Parameters whose name matches one of the patterns in `may_miss` (fnmatch) may stay unfilled either way.
-    With `modes`, tensors that the loader computes with, or scatters too much, or fails on because they have no memory,
-    are not refused: they get memory of their own, which is of no value until it is filled (`TracedLoader.filling`); on
-    the device of the model for shadows, in host memory for others. The first pattern (fnmatch) in `modes` that fits a
-    name forces its mode (one of `MODES`): any mode but "in_place" is taken even if there is a map, and "in_place" is
-    refused if there is none. `several` names parameters into whose elements the loader may load several tensors, one
-    over the other, that are no ties; with `modes` these tensors get shadows. Not for use while another thread loads or
-    runs the model.
+    parameters that nothing fills, raise UsageError with the nearest names; without `strict` they are in `refused` and
+    `missing`. Parameters whose name matches a pattern (fnmatch) in `may_miss` may always stay unfilled.
+
+    With `modes`, tensors with which the loader computes, which it scatters too much, or on which it fails because they
+    have no memory are not refused. They get copies, on the device of the model in mode "shadow", else in host memory,
+    which have no content until `TracedLoader.filling`. The first pattern (fnmatch) in `modes` that fits a name forces
+    its mode (one of `MODES`): "in_place" is refused if there is no map, any other mode is taken even if there is one.
+    `several` names parameters into whose elements the loader may load several tensors, one over the other, that are not
+    ties; with `modes` these tensors get shadows.
     """
     for pattern, mode in (modes or {}).items():
         if mode not in MODES:
@@ -138,8 +133,8 @@ def _run_loader(
     load_weights: LoadWeights,
     failed: dict[str, Exception],
 ) -> LoaderTrace:
-    """Runs the loader under a trace of its copies and returns the trace. The loader is called once for all tensors, as
-    for a checkpoint; if that fails, once for each tensor, and `failed` gets the exceptions by the name of the tensor.
+    """Runs the loader under a trace and returns the trace: once for all tensors, as for a checkpoint; if that fails,
+    once for each tensor, and `failed` gets the exceptions by the name of the tensor.
     """
     trace = LoaderTrace(live, sources)
     try:
@@ -214,7 +209,7 @@ class _MapBuilder:
         self.canonical = canonical
         self.frames = {name: row_major(tuple(shape)) for name, _, shape in canonical}
         self.dtypes = {name: dtype for name, dtype, _ in canonical}
-        self.sent = {**self.dtypes, **pairs}  # Dtypes of the trainer.
+        self.sent = {**self.dtypes, **pairs}  # Dtypes of the trainer, by name.
         self.pairs = pairs
         self.live = live
         self.parameters = parameters
@@ -232,8 +227,8 @@ class _MapBuilder:
         return self.trace.memories[storage_key(self.live[live_name])]
 
     def refuse_clashes(self, several: Collection[str]) -> None:
-        """Makes ties of names that were loaded into the same elements, and refuses other tensors that were loaded one
-        over the other or overwritten later; tensors that meet in a parameter in `several` go into `computed` instead.
+        """Ties names that were loaded into the same elements, and refuses other tensors that met or were overwritten;
+        those that met in a parameter in `several` go into `computed` instead.
         """
         for where, clash in self.trace.clashes:
             old = str(clash.old)
@@ -257,8 +252,8 @@ class _MapBuilder:
                     self.unseen.add(name)
 
     def collect(self) -> None:
-        """Finds, in live memory, the boxes of every canonical tensor, into `found`; and in `computed` the reason for
-        each tensor that was computed with, that is too scattered, or that the loader only reads on the host.
+        """Puts into `found` the boxes of canonical tensors in live memory, and into `computed` why tensors have
+        none.
         """
         for where in self.storages():
             memory = self.memory(where)
