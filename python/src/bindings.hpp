@@ -42,29 +42,36 @@ void bind_sharded(nb::module_& m);
 void bind_logs(nb::module_& m);
 void bind_quantize(nb::module_& m);
 
-/// Converts seconds, the unit of every function of the module. Throws Error{kUsage} for a value that is no duration.
+/// Returns a duration that is given in seconds, the unit of every function of the module. Throws Error{kUsage} unless
+/// it is from 0 to 1e9 seconds.
 inline std::chrono::microseconds microseconds(double seconds) {
   constexpr double kLongest = 1e9;
   if (!(seconds >= 0) || seconds > kLongest) throw Error(ErrorCode::kUsage, "a timeout is 0 to 1e9 seconds");
   return std::chrono::microseconds(static_cast<std::int64_t>(std::llround(seconds * 1e6)));
 }
+/// Returns the duration of microseconds(), rounded to milliseconds.
 inline std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::round<std::chrono::milliseconds>(microseconds(seconds));
 }
 
-/// Parses the form of to_hex() only. Throws Error{kUsage} with `what` as its context.
+/// Returns the hash in a text of the form of to_hex(). Throws Error{kUsage}, with `what` as its context, for any other
+/// form.
 Hash128 hash_from_python(const std::string& text, const char* what);
 
-/// Returns the exception that a handler of signals has raised during a wait, or raises now; an object that is not valid
-/// when there is none, and in threads other than the main one, where no handlers run.
+/// Runs the handlers of signals, unless one has raised during a wait already, and returns the exception that one of
+/// them has raised. Returns an object that is not valid if there is none, and in threads other than the main one, where
+/// no handlers run.
 nb::object take_interrupt();
 
+/// Returns a Python object with a copy of the bytes.
 inline nb::bytes to_python(ConstBytes bytes) { return nb::bytes(bytes.data(), bytes.size()); }
+/// Returns a view of the bytes in a Python object, valid as long as that object lives.
 inline ConstBytes bytes_of(const nb::bytes& bytes) {
   return {static_cast<const std::byte*>(static_cast<const void*>(bytes.c_str())), bytes.size()};
 }
 
-/// Returns encoder options by their names on the command line. Throws Error{kUsage} that lists the valid names.
+/// Returns the options of an encoder, given by the names that they have on the command line. Throws Error{kUsage} that
+/// lists the valid names for a name that is not valid.
 EncodeOptions encode_options(const std::string& positions, const std::string& values,
                              const std::optional<std::string>& objective, std::uint32_t block_changes, int zstd_level,
                              std::uint32_t frame_capacity, int threads);

@@ -59,7 +59,7 @@ std::shared_ptr<ControlChannel> meet(const std::string& host, std::uint16_t port
   return Rendezvous::meet(options);
 }
 
-/// Initialises MPI before a channel over it: torch programs do not.
+/// Initialises MPI, if the program has not done so, before a channel over MPI is made. Throws Error{kIo} if that fails.
 void require_mpi() {
 #if SPARSECAST_HAVE_MPI
   int initialised = 0;

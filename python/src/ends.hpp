@@ -10,10 +10,11 @@
 
 namespace sparsecast::python {
 
-/// Returns the opener for "control", "mpi" or "nccl" (on a CUDA ordinal). Throws Error{kUsage} for anything else.
+/// Returns the function that opens a group over the transport `channels`: "control", "mpi" or "nccl" (`device` is the
+/// CUDA ordinal for it). Throws Error{kUsage} for any other name.
 GroupOpener opener_of(const std::string& channels, int device);
 
-/// Binds the reports of flat and sharded syncs.
+/// Binds the classes of the reports of flat and of sharded syncs.
 void bind_reports(nb::module_& m);
 
 }  // namespace sparsecast::python

@@ -4,8 +4,8 @@
 namespace sparsecast::python {
 namespace {
 
-/// Raises the class that sparsecast.errors.make(code, message, context) chooses. If even that fails (an interpreter
-/// that is shutting down), raises with the message alone. What a signal handler has raised meanwhile
+/// Raises, in Python, the exception that sparsecast.errors.make(code, message, context) returns. If even that fails (an
+/// interpreter that is shutting down), raises with the message alone. What a signal handler has raised meanwhile
 /// (KeyboardInterrupt) goes first, with the error as its context: a program that tries again after errors must not try
 /// again after it.
 void raise(const Error& error) {

@@ -9,10 +9,10 @@
 
 namespace sparsecast::python {
 
-/// Calls `take`, which waits for the interpreter lock. Once the interpreter ends, Python up to 3.13 ends every other
-/// thread that wants its lock, by pthread_exit(), which unwinds the stack; destructors and functions on it that are
-/// noexcept would make that an abort of the process. Here such a thread sleeps until the process is gone, as Python
-/// itself has it since 3.14.
+/// Calls `take`, which waits for the interpreter lock, and returns its result. Once the interpreter ends, Python up
+/// to 3.13 ends every other thread that wants its lock, by pthread_exit(), which unwinds the stack; destructors and
+/// functions on it that are noexcept would make that an abort of the process. Here such a thread sleeps until the
+/// process is gone, as Python itself has it since 3.14.
 template <class Take>
 auto wait_for_gil(const Take& take) {
   try {
@@ -22,7 +22,7 @@ auto wait_for_gil(const Take& take) {
   }
 }
 
-/// Gives the interpreter lock to other threads for as long as it lives.
+/// Releases the interpreter lock, which this thread holds, as long as the object lives.
 class GilRelease {
  public:
   GilRelease() : state_(PyEval_SaveThread()) {}
@@ -36,7 +36,7 @@ class GilRelease {
   PyThreadState* state_;
 };
 
-/// Takes the interpreter lock, wherever the library calls back.
+/// Holds the interpreter lock as long as the object lives; for callbacks of the library, in any thread.
 class GilAcquire {
  public:
   GilAcquire() : state_(wait_for_gil([] { return PyGILState_Ensure(); })) {}

@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-/// Time for which the interpreter lock is left to others between two looks.
+/// Shortest time between two looks for signals, in which the interpreter lock is left to other threads.
 constexpr std::chrono::milliseconds kBetweenLooks{50};
 
 std::atomic<unsigned long> main_thread{0};
@@ -25,13 +25,15 @@ std::atomic<unsigned long> main_thread{0};
 /// by the main thread alone.
 PyObject* raised = nullptr;
 
-/// Runs the handlers of signals that have come. Returns what one of them raises, or an object that is not valid.
+/// Runs the handlers of signals that have come. Returns the exception that one of them raises, or an object that is not
+/// valid if none does.
 nb::object run_handlers() {
   if (PyErr_Occurred() || PyErr_CheckSignals() == 0) return {};
   return nb::borrow(nb::python_error().value());
 }
 
-/// Raises where the interpreter is next, if the call that was interrupted did not: it may have succeeded nevertheless.
+/// Called by the interpreter between instructions: raises the exception of a handler if the interrupted call has not
+/// raised it, because it may have succeeded nevertheless. Returns -1 if it raises, else 0.
 int raise_later(void*) {
   const nb::object late = take_interrupt();
   if (!late.is_valid()) return 0;
@@ -39,8 +41,8 @@ int raise_later(void*) {
   return -1;
 }
 
-/// On the main thread, runs the handlers of signals that have come; true from the time when one raises until that is
-/// taken.
+/// On the main thread, runs the handlers of signals that have come. Returns true from the moment when one raises until
+/// its exception is taken; always false in other threads.
 bool main_thread_interrupted() noexcept {
   if (PyThread_get_thread_ident() != main_thread) return false;
   if (raised != nullptr) return true;

@@ -37,7 +37,8 @@ std::shared_ptr<const SigningKey> signing_key(const std::optional<PathText>& pat
   return path ? SigningKey::load(files(), *path) : nullptr;
 }
 
-/// Returns the tensors for a log: whole, contiguous, in host memory.
+/// Returns the bytes of the tensors for a log. Throws Error{kUnsupported} for device memory, and Error{kUsage} naming a
+/// tensor that does not fit the table or is not contiguous.
 std::vector<MutableBytes> host_tensors(const TensorTable& table, const std::vector<Memory>& memory, bool writable) {
   if (device_of(tensors_for(table, memory, writable, "tensor")) != kHostMemory) {
     throw Error(ErrorCode::kUnsupported, "a log takes tensors from host memory");
@@ -45,7 +46,7 @@ std::vector<MutableBytes> host_tensors(const TensorTable& table, const std::vect
   return contiguous_bytes(table, memory);
 }
 
-/// Writes the tensors as one safetensors file, atomically.
+/// Writes the tensors into one safetensors file, which appears under its name whole or not at all.
 void write_checkpoint(const TensorTable& table, const std::vector<MutableBytes>& tensors, const std::string& path) {
   SafetensorsWriter writer(files(), path, {table.begin(), table.end()});
   for (const MutableBytes tensor : tensors) writer.append(tensor);
@@ -103,7 +104,7 @@ class PythonLogPublisher {
   std::unique_ptr<LogPublisher> publisher_;
 };
 
-/// A follower, the subscriber of its target, and the memory that both write.
+/// A follower of a log, the subscriber that is its target, and the memory that both write.
 class PythonLogFollower {
  public:
   PythonLogFollower(const std::string& location, const std::string& state_path, const TensorTable& table,
@@ -139,7 +140,7 @@ class PythonLogFollower {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     return report;
   }
-  /// Visits the callable for the collector of Python, since it may own the follower through other objects.
+  /// Tells Python's garbage collector of the callable `pause`, which may own the follower through other objects.
   static int traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     if (nb::inst_ready(self)) {
@@ -157,8 +158,8 @@ class PythonLogFollower {
   Subscriber& subscriber() noexcept { return *subscriber_; }
 
  private:
-  /// Calls `pause`. The callback of the library must not throw: an exception of Python is kept until the step has
-  /// ended.
+  /// Calls `pause`. The library's callback must not throw, so an exception of Python is kept, and step() throws it
+  /// when the library's step has ended.
   void tell(bool paused) {
     const GilAcquire acquire;
     try {

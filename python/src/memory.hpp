@@ -28,7 +28,8 @@ class Memory {
   bool on_device() const noexcept { return device_ >= 0; }
   int device() const noexcept { return device_; }  ///< CUDA ordinal; -1: host memory.
   std::string device_name() const;
-  /// `dtype` is that of a table or layout, which may know more of U8 (require_device_and_dtype).
+  /// Returns a reference to the tensor, as long as this object lives. `dtype` is the dtype in a table or layout, which
+  /// may say what U8 holds (require_device_and_dtype).
   TensorRef ref(DType dtype) const;
   std::uint64_t elements() const noexcept;
   std::uint64_t bytes() const noexcept { return elements() * element_size(dtype_); }
@@ -44,25 +45,30 @@ class Memory {
   int device_ = -1;
 };
 
-/// Returns references to the tensors of a call: all on the same device, or all in host memory; parallel to `table`, of
-/// its dtypes and shapes. Throws Error{kUsage} naming the tensor and the requirement.
+/// Returns references to the tensors of a call, parallel to `table`. Throws Error{kUsage} naming the tensor and the
+/// requirement unless all are on the same device or all in host memory, have the dtypes and shapes of the table, and,
+/// with `writable`, can be written. `what` is what the messages call one of them ("tensor").
 std::vector<TensorRef> tensors_for(const TensorTable& table, const std::vector<Memory>& memory, bool writable,
                                    const char* what);
-/// Returns the device of such tensors, kHostMemory when there are none.
+/// Returns the CUDA ordinal of the device of the result of tensors_for(); kHostMemory for host memory and for no
+/// tensors.
 inline int device_of(const std::vector<TensorRef>& tensors) {
   return tensors.empty() ? kHostMemory : tensors.front().device;
 }
-/// Returns the bytes of each tensor. Throws Error{kUsage} naming a tensor that is not contiguous.
+/// Returns a view of the bytes of each tensor, parallel to `table`. Throws Error{kUsage} naming a tensor that is not
+/// contiguous.
 std::vector<MutableBytes> contiguous_bytes(const TensorTable& table, const std::vector<Memory>& memory);
 
-/// Throws Error{kUsage} with this context unless the tensor is on the device of the first, and has the dtype that
-/// `says`
-/// ("table", "layout") gives it or is U8 where that is one of pairs.
+/// Throws Error{kUsage} with this context unless the tensor `one` is on the device of the tensor `first`, and has the
+/// dtype `dtype`, or U8 for a dtype that array libraries do not have. `says` names what gives the dtype: "table" or
+/// "layout".
 void require_device_and_dtype(const Memory& one, const Memory& first, const std::string& first_name, DType dtype,
                               const char* says, const std::string& context);
+/// Throws Error{kUsage} with this context if the tensor cannot be written.
 void require_writable(const Memory& one, const std::string& context);
 
-/// Returns options for a CUDA stream of the caller (0: one of the object) on the device of its tensors.
+/// Returns options for work on CUDA device `device` and on `stream`, a CUDA stream of the caller (0: a stream that the
+/// object makes). `timeout` is the deadline of waits for the device, in seconds.
 DeviceOptions device_options(int device, std::uintptr_t stream, double timeout,
                              std::optional<std::uint64_t> entry_bytes = {});
 

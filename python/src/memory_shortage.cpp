@@ -9,7 +9,7 @@
 namespace sparsecast::python {
 namespace {
 
-/// Has torch return what it keeps and does not use, if the process has imported it.
+/// Makes torch, if the process has imported it, give device memory back that its allocator keeps and does not use.
 void empty_torch_cache() noexcept {
   if (!Py_IsInitialized()) return;
   const GilAcquire acquire;

@@ -10,6 +10,7 @@
 
 namespace sparsecast::python {
 
+/// Path as text. A parameter of this type takes a str or an os.PathLike from Python.
 struct PathText : std::string {};
 
 }  // namespace sparsecast::python

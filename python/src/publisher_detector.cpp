@@ -8,8 +8,8 @@
 namespace sparsecast::python {
 namespace {
 
-/// Returns the masters of a fused cast: fp32, of the shapes of the table, where the tensors are; without data for
-/// missing ones.
+/// Returns the masters of a fused cast, parallel to the table; a tensor without a master gets a reference without data.
+/// Throws Error{kUsage} unless each master is contiguous fp32, of the tensor's shape and on its device.
 std::vector<TensorRef> masters_for(const TensorTable& table, const DetectorRequest& request) {
   if (!request.masters || request.masters->size() != table.size()) {
     throw Error(ErrorCode::kUsage, "the detector 'fused_cast' needs masters, parallel to the table");

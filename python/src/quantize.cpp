@@ -60,8 +60,8 @@ MatrixShard shard_of(const Memory& source, const QuantFormat& format, const std:
   return {name, source.dtype(), shape.value_or(extent), offset, extent, source.strides(), format};
 }
 
-/// Returns the data of a tensor that a call reads or writes beside the source. Throws unless it is contiguous, of this
-/// dtype and shape, and on the device of the source.
+/// Returns the address of a tensor that a call reads, or writes with `written`, in addition to the source. Throws
+/// Error{kUsage} unless it is contiguous, of this dtype and shape, and on the device of the source.
 std::byte* checked(const Memory& memory, const Memory& source, const MatrixShard& shard, const char* what, DType dtype,
                    const std::vector<std::uint64_t>& shape, bool written) {
   if (memory.dtype() != dtype) {
@@ -77,7 +77,7 @@ std::byte* checked(const Memory& memory, const Memory& source, const MatrixShard
   return memory.data();
 }
 
-/// Does so for floats; returns null for no tensor.
+/// Returns what checked() returns for a tensor of fp32; null if `memory` is null.
 float* floats(const Memory* memory, const Memory& source, const MatrixShard& shard, const char* what,
               const std::vector<std::uint64_t>& shape, bool written) {
   if (memory == nullptr) return nullptr;
@@ -102,7 +102,7 @@ DType dtype_of(QuantScale scale) {
   }
 }
 
-/// Returns the memory of the elements: F8_E4M3, or 4-bit elements packed into U8 or I32.
+/// Returns the address of the tensor of elements, checked as by checked(): F8_E4M3, or 4-bit elements in U8 or I32.
 std::byte* checked_elements(const Memory& elements, const Memory& source, const MatrixShard& shard) {
   const bool fp8 = shard.format.element == QuantElement::kE4M3;
   const bool words = !fp8 && elements.dtype() == DType::kI32;

@@ -11,14 +11,15 @@
 namespace sparsecast::python {
 namespace {
 
-/// Tensors of a rank in the order of its layout: contiguous, of the dtypes and numbers of elements there. With
-/// `masters`, those that are BF16 in the layout may be F32.
+/// Tensors of a rank in the order of its layout, and what keeps their memory alive.
 struct RankMemory {
   std::vector<Memory> kept;
   std::vector<TensorRef> tensors;
   int device() const noexcept { return device_of(tensors); }
 };
 
+/// Returns the tensors of rank `rank`. Throws Error{kUsage} unless they are contiguous, on one device, and have the
+/// dtypes and numbers of elements of the layout. With `masters`, tensors that are BF16 in the layout may be F32.
 RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector<Memory>& tensors, bool writable,
                        bool masters = false) {
   if (rank >= layout.ranks().size()) {
@@ -101,7 +102,7 @@ class PythonShardedSubscriber {
   std::unique_ptr<ShardedSubscriber> subscriber_;
 };
 
-/// A publisher and a subscriber of one rank; keeps both alive.
+/// Rank that both publishes and subscribes: a publisher and a subscriber, which it keeps alive.
 class PythonColocated {
  public:
   PythonColocated(nb::object publisher, nb::object subscriber)

@@ -44,7 +44,7 @@ nb::list tensors_of(const Delta& delta, const TensorTable& table) {
   return out;
 }
 
-/// A Publisher and the tensors that it reads.
+/// A Publisher, and the memory of the tensors that it reads, which it keeps alive.
 class PythonPublisher {
  public:
   PythonPublisher(const TensorTable& table, const DetectorRequest& request, std::uint64_t version,
@@ -67,11 +67,11 @@ class PythonPublisher {
  private:
   std::shared_ptr<const TensorTable> table_;
   std::vector<Memory> kept_;
-  Detector* mask_ = nullptr;  ///< Null for one that takes no marks.
+  Detector* mask_ = nullptr;  ///< The publisher's detector if it is "mask", else null.
   std::unique_ptr<Publisher> publisher_;
 };
 
-/// A copy of a delta, valid as long as Python holds it.
+/// A copy of a delta, and the table that says what it is of; Python owns both.
 struct PythonDelta {
   Delta delta;
   std::shared_ptr<const TensorTable> table;

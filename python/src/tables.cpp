@@ -10,7 +10,7 @@
 namespace sparsecast::python {
 namespace {
 
-/// (name, dtype, shape)
+/// Entry of a tensor table as Python gives it: (name, safetensors dtype, shape).
 using PythonSpec = std::tuple<std::string, std::string, std::vector<std::uint64_t>>;
 
 TensorTable make_table(const std::vector<PythonSpec>& tensors) {
