@@ -29,7 +29,7 @@ class NcclOption : public NcclRound {
     meeting.run([&](const std::shared_ptr<Rendezvous>& control) {
       NcclTransport all(form(control));
       if (control->rank() == 0) report_ = all.report();
-      const auto part = all.split(0, control->rank(), in(20s));
+      const auto part = all.split(0, control->rank(), 20s);
       for (int time = 0; time < times; ++time) {
         RoundOfRank round;
         // The ranks name the channels in different orders.

@@ -52,7 +52,7 @@ class NcclRound : public testing::Test {
       const int rank = world.rank();
       RoundChannels channels;
       for (const int color : {0, rank % 2, rank < size / 2 ? 0 : 1}) {
-        channels.push_back(world.split(color, rank, in(std::chrono::seconds(20))));
+        channels.push_back(world.split(color, rank, std::chrono::seconds(20)));
       }
       body(rank, channels);
     });
