@@ -95,17 +95,19 @@ SPARSECAST_API std::unique_ptr<FollowerTarget> make_checkpoint_target(FileSystem
                                                                       const CheckpointTargetOptions& options);
 
 /// Makes a target for the live tensors of an engine, on the host or on a device: those of the subscriber, with the same
-/// device options. `pause` is called around each apply (true: stop reading the weights, false: continue), in the thread
-/// of step(); it may be empty, and must not throw. `scratch` is an existing directory. The subscriber must outlive the
-/// target and have the log's stream; the target sets its version number. Memory: the delta; while an anchor is written,
-/// 4 MiB, and 8 MiB of pinned memory for a device. After each version a slice of the tensors is audited
+/// device options. `pause` is called around each write of the weights, in the thread of step(); it may be empty, and
+/// must not throw. pause(true) asks the engine to stop reading the weights, and may wait until it has. When it returns
+/// false, nothing is written: the version that is staged is dropped, and step() throws Error{kTimeout}. Otherwise
+/// pause(false) follows the write, and its result is not used. `scratch` is an existing directory. The subscriber must
+/// outlive the target and have the log's stream; the target sets its version number. Memory: the delta; while an anchor
+/// is written, 4 MiB, and 8 MiB of pinned memory for a device. After each version a slice of the tensors is audited
 /// (SubscriberOptions::audit_versions). Throws Error{kUsage} that names the tensor for references that do not fit the
 /// table; kUnsupported for a device in a build without the device backend.
 SPARSECAST_API std::unique_ptr<FollowerTarget> make_subscriber_target(Subscriber& subscriber,
                                                                       std::shared_ptr<const TensorTable> table,
                                                                       const std::vector<TensorRef>& live,
                                                                       FileSystem& fs, const std::string& scratch,
-                                                                      std::function<void(bool)> pause = nullptr,
+                                                                      std::function<bool(bool)> pause = nullptr,
                                                                       const DeviceOptions& device = {});
 
 /// Notification sent after the last version of each step (with every_version, after each version), in the thread of

@@ -126,16 +126,18 @@ class PythonLogFollower {
         store, files(), state_path,
         make_subscriber_target(
             *subscriber_, table_, std::move(live), files(), scratch,
-            pause_.is_none() ? std::function<void(bool)>() : [this](bool paused) { tell(paused); }, device),
+            pause_.is_none() ? std::function<bool(bool)>() : [this](bool paused) { return tell(paused); }, device),
         std::move(options));
   }
 
   FollowReport step(const std::optional<std::uint64_t>& version) {
     failure_ = nullptr;
     FollowReport report;
-    {
+    try {
       const GilRelease release;
       report = follower_->step(version);
+    } catch (...) {
+      if (!failure_) throw;  // An exception of `pause` is the cause of the library's error.
     }
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     return report;
@@ -158,14 +160,16 @@ class PythonLogFollower {
   Subscriber& subscriber() noexcept { return *subscriber_; }
 
  private:
-  /// Calls `pause`. The library's callback must not throw, so an exception of Python is kept, and step() throws it
-  /// when the library's step has ended.
-  void tell(bool paused) {
+  /// Calls `pause`. Returns false if its result is False, or if it raised: the library's callback must not throw, so an
+  /// exception of Python is kept, and step() throws it when the library's step has ended.
+  bool tell(bool paused) {
     const GilAcquire acquire;
     try {
-      pause_(paused);
+      const nb::object granted = pause_(paused);
+      return !granted.is(nb::bool_(false));
     } catch (...) {
       if (!failure_) failure_ = std::current_exception();
+      return false;
     }
   }
 
@@ -308,7 +312,9 @@ void bind_follower(nb::module_& m) {
           nb::arg("timeout") = 120.0, nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
           "`tensors`: writable, parallel to the table. `state_path`: a file that remembers the "
           "versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called "
-          "before each apply and `pause(False)` after it, in the thread of step(). `timeout`: seconds for one request "
+          "before each write of the tensors and `pause(False)` after it, in the thread of step(); if the first returns "
+          "False or raises, nothing is written, and step() raises DeadlineError or what `pause` raised. `timeout`: "
+          "seconds for one request "
           "to a store, with its retries. CUDA tensors, and `stream` and `device_timeout`: as in Subscriber. Raises "
           "IncompleteError if there is no log yet.")
       .def("step", &PythonLogFollower::step, nb::arg("version") = nb::none(),

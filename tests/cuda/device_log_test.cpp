@@ -125,7 +125,10 @@ class DeviceLog : public ::testing::TestWithParam<bool> {
       subscriber.emplace(log.model_.table(), tensors.refs(), options);
       follower.emplace(log.store_, log.fs_, state,
                        make_subscriber_target(*subscriber, log.model_.table(), tensors.refs(), log.fs_, "scratch",
-                                              [this](bool paused) { pauses += paused ? 1 : 0; }),
+                                              [this](bool paused) {
+                                                pauses += paused ? 1 : 0;
+                                                return true;
+                                              }),
                        FollowerOptions{});
     }
     DeviceTensors tensors;

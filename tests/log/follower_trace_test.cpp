@@ -100,7 +100,10 @@ class Followed {
           std::make_unique<Subscriber>(trace.table(), refs_to(*trace.table(), live_views(live_)), subscriber_options);
       std::filesystem::create_directory(directory_ / "scratch");
       target = make_subscriber_target(*subscriber_, trace.table(), refs_to(*trace.table(), live_views(live_)), fs,
-                                      directory_ / "scratch", [this](bool pause) { pauses_.push_back(pause); });
+                                      directory_ / "scratch", [this](bool pause) {
+                                        pauses_.push_back(pause);
+                                        return true;
+                                      });
     } else {
       if (with_base) {
         std::filesystem::create_directory(path_);

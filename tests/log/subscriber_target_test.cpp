@@ -26,11 +26,15 @@ class LiveTensors : public testing::Test {
   std::unique_ptr<LogFollower> follower(FileSystem& fs) {
     FollowerOptions options;
     options.fetch_threads = 0;
-    return std::make_unique<LogFollower>(scene_.shared_store(), fs, "/s/state",
-                                         make_subscriber_target(*subscriber_, scene_.model().table(),
-                                                                refs_to(*scene_.model().table(), live_views(live_)), fs,
-                                                                "/s", [this](bool pause) { pauses_.push_back(pause); }),
-                                         options);
+    return std::make_unique<LogFollower>(
+        scene_.shared_store(), fs, "/s/state",
+        make_subscriber_target(*subscriber_, scene_.model().table(),
+                               refs_to(*scene_.model().table(), live_views(live_)), fs, "/s",
+                               [this](bool pause) {
+                                 pauses_.push_back(pause);
+                                 return grants_;
+                               }),
+        options);
   }
   bool holds(std::uint64_t version) {
     return first_difference(*scene_.model().table(), live_, scene_.model().state(version)).empty();
@@ -41,6 +45,7 @@ class LiveTensors : public testing::Test {
   TensorState live_;
   std::unique_ptr<Subscriber> subscriber_;
   std::vector<bool> pauses_;
+  bool grants_ = true;
 };
 
 TEST_F(LiveTensors, FollowAndPauseForEachDelta) {
@@ -50,6 +55,26 @@ TEST_F(LiveTensors, FollowAndPauseForEachDelta) {
   EXPECT_TRUE(holds(5));
   EXPECT_EQ(subscriber_->version(), 5U);
   EXPECT_THAT(pauses_, ElementsAre(true, false, true, false));
+}
+
+TEST_F(LiveTensors, AreNotWrittenUnlessTheEngineGrantsIt) {
+  scene_.publish_to(2);
+  scene_.add_anchor(2);
+  grants_ = false;
+  const auto follower = this->follower(fs_);
+  expect_error(ErrorCode::kTimeout, [&] { follower->step(1); }, {"keeps its version"});
+  EXPECT_TRUE(holds(0));
+  EXPECT_THAT(pauses_, ElementsAre(true));
+  grants_ = true;
+  EXPECT_EQ(follower->step().version, 2U);
+  EXPECT_TRUE(holds(2));
+  grants_ = false;
+  live_[0][5] ^= std::byte{0x10};
+  expect_error(ErrorCode::kDirty, [&] { subscriber_->audit(); });
+  scene_.publish_to(3);
+  const TensorState damaged = live_;
+  expect_error(ErrorCode::kTimeout, [&] { follower->step(); }, {"keeps its version"});
+  EXPECT_EQ(live_, damaged) << "nor by an anchor";
 }
 
 TEST_F(LiveTensors, GoOnFromWhateverVersionTheEngineHasLoaded) {

@@ -23,7 +23,7 @@ constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
 class SubscriberTarget : public FollowerTarget {
  public:
   SubscriberTarget(Subscriber& subscriber, std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
-                   FileSystem& fs, std::string scratch, std::function<void(bool)> pause, const DeviceOptions& device)
+                   FileSystem& fs, std::string scratch, std::function<bool(bool)> pause, const DeviceOptions& device)
       : subscriber_(subscriber),
         table_(std::move(table)),
         live_(std::move(live)),
@@ -89,8 +89,10 @@ class SubscriberTarget : public FollowerTarget {
   /// The engine does not read the weights while this object exists.
   class Pause {
    public:
-    explicit Pause(const std::function<void(bool)>& pause) : pause_(pause) {
-      if (pause_) pause_(true);
+    explicit Pause(const std::function<bool(bool)>& pause) : pause_(pause) {
+      if (pause_ && !pause_(true)) {
+        throw Error(ErrorCode::kTimeout, "the engine did not let the weights be written, and keeps its version");
+      }
     }
     ~Pause() {
       if (pause_) pause_(false);
@@ -99,7 +101,7 @@ class SubscriberTarget : public FollowerTarget {
     Pause& operator=(const Pause&) = delete;
 
    private:
-    const std::function<void(bool)>& pause_;
+    const std::function<bool(bool)>& pause_;
   };
 
   /// Sets the subscriber's version number to the delta's base version: the log identifies versions by digest.
@@ -150,14 +152,14 @@ class SubscriberTarget : public FollowerTarget {
   std::shared_ptr<MemoryBackend> memory_;
   FileSystem& fs_;
   std::string scratch_;
-  std::function<void(bool)> pause_;
+  std::function<bool(bool)> pause_;
 };
 
 }  // namespace
 
 std::unique_ptr<FollowerTarget> make_subscriber_target(Subscriber& subscriber, std::shared_ptr<const TensorTable> table,
                                                        const std::vector<TensorRef>& live, FileSystem& fs,
-                                                       const std::string& scratch, std::function<void(bool)> pause,
+                                                       const std::string& scratch, std::function<bool(bool)> pause,
                                                        const DeviceOptions& device) {
   return std::make_unique<SubscriberTarget>(subscriber, std::move(table), live, fs, scratch, std::move(pause), device);
 }
