@@ -24,8 +24,8 @@ if TYPE_CHECKING:
         SparsecastUpdateInfo,
         SparsecastWeightTransferEngine,
         WorkerExtension,
-        draft_model,
     )
+    from sparsecast.engines.vllm.live_model import draft_model
 else:
 
     def __getattr__(name: str) -> object:

@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from vllm.config import set_current_vllm_config
 from vllm.distributed.parallel_state import get_world_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -37,11 +35,11 @@ from sparsecast.engines.receiver import Receipt, Receiver
 from sparsecast.engines.refresh.recompute import Recomputation, report
 from sparsecast.engines.release import refuse_other_release
 from sparsecast.engines.trace.loader import CanonicalTensor, TracedLoader
-from sparsecast.engines.vllm.draft import Draft, choose_draft, with_draft, without_draft
 from sparsecast.engines.vllm.error_codes import with_code
-from sparsecast.engines.vllm.model import checkpoint_tensors, refuse_moving_experts, refuse_new_ties, trace
+from sparsecast.engines.vllm.live_model import LiveModel, TraceRequest, draft_model
+from sparsecast.engines.vllm.model import refuse_moving_experts, refuse_new_ties
 from sparsecast.engines.vllm.plugin import check_version
-from sparsecast.errors import DirtyError, UnsupportedError, UsageError, VersionGapError
+from sparsecast.errors import DirtyError, UsageError, VersionGapError
 from sparsecast.transports import Channels, World
 
 if TYPE_CHECKING:
@@ -125,6 +123,10 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     def table(self) -> list[CanonicalTensor]:
         return [(name, dtype, tuple(int(n) for n in shape)) for name, dtype, shape in self.tensors]
 
+    def request(self) -> TraceRequest:
+        """Returns what the map of the model is to cover."""
+        return TraceRequest(self.table(), self.may_miss, self.modes, self.draft == "follow", self.draft_prefix)
+
     def world(self, worker: int) -> World:
         """Returns the world as this worker of the engine sees it."""
         return World(
@@ -164,14 +166,12 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self.traced: TracedLoader | None = None
         self.recomputations: list[Recomputation] = []
         """What vLLM computes of the weights of the target, and of a draft that follows."""
-        self.find_draft: Callable[[], torch.nn.Module | None] | None = None
-        """Returns the draft model of this worker; None if the worker has not said how."""
+        self.live = LiveModel(vllm_config, model)
         self._asked: tuple[list[CanonicalTensor], dict[str, str]] | None = None  # Table and modes of the receiver.
         self._fence = TrainerFence()
         self._timeout = 300.0
         self._in_update = False
         self._map_verified = False  # Compared once; later the weights differ from the files.
-        self._rearranged: set[str] = set()  # Modules whose kernels keep another order than the files.
         self._shadows: dict[str, torch.Tensor] = {}  # Copies that have been filled.
 
     @with_code
@@ -304,17 +304,13 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
 
     def _make_receiver(self, init_info: SparsecastInitInfo, cpu_group: Any, rank: int, size: int) -> Receiver:
         from sparsecast.torch.layouts import gather_layout
-        from sparsecast.torch.owners import guard_of
 
         verify = init_info.proof == "checkpoint" and not self._map_verified
         failure: BaseException | None = None
         traced: TracedLoader | None = None
         recomputations: list[Recomputation] = []
         try:
-            with set_current_vllm_config(self.vllm_config):
-                traced, recomputations, draft = self._trace(init_info)
-                if verify:
-                    traced, recomputations = self._verify_checkpoint(init_info, traced, recomputations, draft)
+            traced, recomputations = self.live.trace(init_info.request(), verify=verify)
             refuse_new_ties(traced, init_info.ties)
             if not (verify or init_info.needs_anchor):
                 traced.fill_shadows(self._shadows)
@@ -330,8 +326,6 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             self._shadows = traced.kept()
         layout = gather_layout(traced.layout(node=os.uname().nodename), cpu_group)
         replica = self._replica(size)
-        draft_model = self.find_draft() if self.find_draft is not None else None
-        models = [model for model in (self.model, draft_model) if model is not None]
         receiver = Receiver(
             f"{init_info.engine}/{replica}" if replica else init_info.engine,
             layout,
@@ -341,66 +335,11 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             needs_anchor=init_info.needs_anchor,
             entry_bytes=init_info.entry_bytes,
             recomputations=recomputations,
-            guard=guard_of(models, (tensor.memory for tensor in traced.tensors), "the engine must join again"),
+            guard=self.live.guard(traced, "the engine must join again"),
             before=self.receiver.held if self.receiver is not None else None,
         )
         self.traced, self.recomputations = traced, recomputations
         return receiver
-
-    def _trace(self, init_info: SparsecastInitInfo) -> tuple[TracedLoader, list[Recomputation], Draft | None]:
-        table = init_info.table()
-        target = without_draft(table, init_info.draft_prefix)
-        traced, recomputation = trace(
-            self.model, target, self.vllm_config, init_info.may_miss, init_info.modes, self._rearranged
-        )
-        draft = None
-        if init_info.draft == "follow":
-            draft = choose_draft(
-                getattr(self.vllm_config, "speculative_config", None),
-                self.vllm_config.model_config,
-                self.find_draft() if self.find_draft is not None else None,
-                init_info.draft_prefix,
-                can_look=self.find_draft is not None,
-            )
-        if draft is None and not init_info.draft_prefix:
-            return traced, [recomputation], None
-        whole, of_draft = with_draft(
-            traced, draft, self.model, table, self.vllm_config, init_info.may_miss, self._rearranged
-        )
-        return whole, [recomputation, *([of_draft] if of_draft is not None else [])], draft
-
-    def _verify_checkpoint(
-        self,
-        init_info: SparsecastInitInfo,
-        traced: TracedLoader,
-        recomputations: list[Recomputation],
-        draft: Draft | None,
-    ) -> tuple[TracedLoader, list[Recomputation]]:
-        """Compares memory with the files that vLLM was started from. Returns the map that is right, with its
-        recomputations: a new map if kernels keep what they loaded in another order. Raises UnsupportedError naming
-        tensors if no map is right.
-        """
-        wrong = self._differences(traced, draft)
-        if not wrong:
-            return traced, recomputations
-        self._rearranged = traced.modules_of(wrong)
-        again, recomputations, draft = self._trace(init_info)
-        if self._differences(again, draft):
-            self._rearranged = set()
-            listed = ", ".join(f"{name!r} ({count} elements)" for name, count in list(wrong.items())[:8])
-            raise UnsupportedError(
-                f"{len(wrong)} tensors in the worker's memory are not what its checkpoint has, starting with {listed}: "
-                "a kernel keeps them in another layout than the loader writes, and vLLM's post-processing does not "
-                "make it, so they cannot be patched; use a dense weight-transfer backend (nccl) for this model"
-            )
-        return again, recomputations
-
-    def _differences(self, traced: TracedLoader, draft: Draft | None) -> dict[str, int]:
-        files = checkpoint_tensors(self.vllm_config, self.vllm_config.model_config, self.model)
-        wrong = traced.differences(traced.filling(files))
-        if draft is not None and draft.prefix:
-            wrong |= traced.differences(traced.filling(draft.checkpoint(self.vllm_config)))
-        return wrong
 
 
 class WorkerExtension:
@@ -420,7 +359,7 @@ class WorkerExtension:
     def weight_transfer_engine(self, engine: WeightTransferEngine[Any, Any] | None) -> None:
         vars(self)["weight_transfer_engine"] = engine
         if isinstance(engine, SparsecastWeightTransferEngine):
-            engine.find_draft = lambda: draft_model(self)
+            engine.live.find_draft = lambda: draft_model(self)
 
     def sparsecast_status(self) -> dict[str, Any]:
         """Returns version and state; in state "staged", the next update_weights waits only for the apply."""
@@ -445,12 +384,3 @@ class WorkerExtension:
         if not isinstance(engine, SparsecastWeightTransferEngine):
             return {"state": "not configured"}
         return engine.audit()
-
-
-def draft_model(worker: Any) -> torch.nn.Module | None:
-    """Returns the draft model of a vLLM worker; None if the worker guesses without a draft model, or another pipeline
-    stage has the model.
-    """
-    find = getattr(worker.model_runner, "get_draft_model", None)
-    draft = find() if find is not None else None
-    return draft if isinstance(draft, torch.nn.Module) else None
