@@ -361,7 +361,7 @@ class Receiver:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _regroup(self, channel: ControlChannel, channels: Channels, timeout: float) -> None:
-        _on_device(self._device, lambda: self._subscriber.regroup(channel, channels=channels, timeout=timeout))
+        on_device(self._device, lambda: self._subscriber.regroup(channel, channels=channels, timeout=timeout))
 
     def _recompute(self) -> None:
         """Brings what the engine has computed from its weights up to date with them; "dirty" if that fails."""
@@ -374,7 +374,7 @@ class Receiver:
 
     def _receive(self, timeout: float) -> None:
         try:
-            _on_device(self._device, lambda: self._subscriber.receive(timeout))
+            on_device(self._device, lambda: self._subscriber.receive(timeout))
         except BaseException as error:  # Raised again in wait_staged(), to the engine's thread.
             self._state = "dirty" if isinstance(error, DirtyError) else "broken"
             raise
@@ -433,7 +433,7 @@ class Receiver:
             raise UsageError(f"engine {self.engine!r} has been closed")
 
 
-def _on_device(device: str, work: Callable[[], None]) -> None:
+def on_device(device: str, work: Callable[[], None]) -> None:
     """Runs `work` with the CUDA device of the weights current in this thread, which a new thread does not inherit."""
     if not device.startswith("cuda"):
         work()
