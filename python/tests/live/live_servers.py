@@ -61,6 +61,7 @@ class LiveServer:
     plugged  with sparsecast's backend, worker extension and endpoints; else a stock server.
     ranks    workers, of which a vLLM makes parts as `cut` says: "tensor", "pipeline" or "data"; a SGLang as `flags` say.
     packages directories before all others on the server's PYTHONPATH.
+    follows  location of a delta log that a vLLM follows by itself, without backend, worker extension and development mode.
     """
 
     def __init__(
@@ -76,12 +77,14 @@ class LiveServer:
         port: int = 0,
         packages: tuple[Path, ...] = (),
         variables: dict[str, str] | None = None,
+        follows: str = "",
     ) -> None:
         self.kind = kind
         self.model = model
         self.ranks = ranks
         self.cut = cut
         self._extension = extension
+        self._follows = follows
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = directory / "log"
@@ -117,6 +120,7 @@ class LiveServer:
             # With wider vectors vLLM packs weights for oneDNN, and frees those that a patch would reach.
             "ONEDNN_MAX_CPU_ISA": "AVX2",
             **({"VLLM_PLUGINS": "sparsecast"} if plugged else {"VLLM_PLUGINS": ""}),
+            **({"SPARSECAST_FOLLOW": self._follows, "VLLM_SERVER_DEV_MODE": "0"} if self._follows else {}),
             # By itself vLLM binds the worker of every server to the same processor.
             "VLLM_CPU_OMP_THREADS_BIND": "|".join("01") if self.ranks > 1 else "01"[next(_SERVERS) % 2],
         }
@@ -135,7 +139,7 @@ class LiveServer:
         # vLLM for CPUs skips the warm-up in eager mode, and only that makes the buffers between pipeline stages.
         stages = self.ranks > 1 and self.cut == "pipeline"
         command += ["--compilation-config", '{"mode": 1}'] if stages else ["--enforce-eager"]
-        if plugged:
+        if plugged and not self._follows:
             command += [
                 "--weight-transfer-config",
                 '{"backend": "sparsecast"}',

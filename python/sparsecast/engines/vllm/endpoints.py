@@ -10,20 +10,26 @@ control plane therefore takes a lease before it pauses, and renews it until it h
 in time, the server ends the update that is open, names the version that its workers hold, and resumes; it stays paused
 only if the workers disagree, or say that their bytes are of no version.
 
-vLLM loads endpoint plug-ins only if VLLM_PLUGINS names them (vllm.plugins.endpoint_plugins), and these routes exist
-only in development mode, like all routes that update weights.
+vLLM loads endpoint plug-ins only if VLLM_PLUGINS names them (vllm.plugins.endpoint_plugins), and the route of the lease
+exists only in development mode, like all routes that update weights. A server that follows a log by itself is led by
+`following`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Request
 
 from sparsecast.engines import request_versions
+from sparsecast.engines.follow_settings import VARIABLE, FollowSettings
 from sparsecast.engines.lease import MAX_LEASE_SECONDS, PauseLease
+from sparsecast.engines.vllm import following
+from sparsecast.engines.vllm.workers import ask_workers
 from sparsecast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,18 +48,27 @@ class SparsecastEndpoints:
     required_tasks = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds the routes to a server in development mode; and versions of requests, where they are wanted."""
+        """Adds the routes: of leases to a server in development mode, of a log to one that follows it; and versions of
+        requests, where they are wanted.
+        """
         from vllm import envs
 
         if request_versions.is_wanted():
             app.add_middleware(request_versions.RequestVersions)
         if envs.VLLM_SERVER_DEV_MODE:
             app.include_router(_router())
+        if os.environ.get(VARIABLE):
+            app.include_router(following.router())
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
-        """Keeps the pause of the server's engine."""
+        """Keeps the pause of the server's engine, and begins to follow a log. Raises UsageError for wrong settings."""
         processes = getattr(args, "api_server_count", None) or 1
         state.sparsecast_pause = VllmPause(engine_client, processes) if engine_client is not None else None
+        server = f"{getattr(args, 'host', None) or 'any'}-{getattr(args, 'port', 0)}"
+        settings = FollowSettings.from_environment(os.environ, server)
+        if settings is not None and engine_client is not None:
+            state.sparsecast_following = following.LogFollowing(engine_client, settings, processes)
+            state.sparsecast_following_task = asyncio.create_task(state.sparsecast_following.run())
 
 
 class VllmPause:
@@ -117,24 +132,13 @@ class VllmPause:
         if attempt == 0:
             return statuses
         committed = any(status.get("version") == attempt for status in statuses)
-        settled: list[dict[str, Any]] = await self._ask_all("sparsecast_settle", committed)
+        settled: list[dict[str, Any]] = await ask_workers(self._engine, "sparsecast_settle", committed)
         if committed:
             await self._engine.update_weight_version(str(attempt))
         return settled
 
     async def _statuses(self) -> list[dict[str, Any]]:
-        return await self._ask_all("sparsecast_status")
-
-    async def _ask_all(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
-        """Calls all workers. vLLM's own collective_rpc calls the workers of all replicas, and returns the answers of
-        the first replica only.
-        """
-        ask = getattr(getattr(self._engine, "engine_core", None), "call_utility_all_async", None)
-        if ask is None:
-            answers: list[dict[str, Any]] = await self._engine.collective_rpc(method, args=arguments)
-            return answers
-        replicas: list[list[dict[str, Any]]] = await ask("collective_rpc", method, None, arguments, None)
-        return [answer for answers in replicas for answer in answers]
+        return await ask_workers(self._engine, "sparsecast_status")
 
 
 def _router() -> APIRouter:

@@ -54,6 +54,18 @@ def _limit_vector_units() -> None:
         torch.cpu._is_amx_tile_supported = lambda: False
 
 
+def _add_worker_methods() -> None:
+    """Gives vLLM's workers the methods by which a server follows a log, if it is to follow one."""
+    if not os.environ.get("SPARSECAST_FOLLOW"):
+        return
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    from sparsecast.engines.vllm import follow_worker
+
+    for name in follow_worker.METHODS:
+        setattr(WorkerBase, name, getattr(follow_worker, name))
+
+
 def register() -> None:
     """Registers both ends by name; vLLM imports them on first use. May be called more than once.
 
@@ -68,6 +80,7 @@ def register() -> None:
         return
 
     _limit_vector_units()
+    _add_worker_methods()
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "sparsecast.engines.vllm.engine", "SparsecastWeightTransferEngine"

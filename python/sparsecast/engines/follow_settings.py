@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a server follows a delta log: the variables of its environment, and what its workers are told of them.
+
+SPARSECAST_FOLLOW           location of the log: a directory, or s3://bucket/prefix; the server follows if it is set
+SPARSECAST_FOLLOW_STATE     directory of this server alone, for fetched objects and what it has seen of the log
+SPARSECAST_FOLLOW_KEYS      trusted public keys ("ed25519:...") with commas between them; none: any log is believed
+SPARSECAST_FOLLOW_INTERVAL  seconds between two looks at the log (default 1)
+SPARSECAST_FOLLOW_PAUSE     what becomes of requests in flight: keep (default), retract, wait or abort
+SPARSECAST_FOLLOW_AT        when a version is taken: once (default: at once), or told (when the server is told to)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from sparsecast.errors import UsageError
+from sparsecast.transports import Log
+
+VARIABLE = "SPARSECAST_FOLLOW"
+PAUSES = ("keep", "retract", "wait", "abort")
+TIMES = ("once", "told")
+
+
+@dataclasses.dataclass(frozen=True)
+class FollowSettings:
+    """The module explains the fields, each by its variable."""
+
+    location: str
+    state: str
+    keys: tuple[str, ...] = ()
+    interval: float = 1.0
+    pause: str = "keep"
+    at: str = "once"
+
+    def __post_init__(self) -> None:
+        if not self.interval > 0:
+            raise UsageError(f"{VARIABLE}_INTERVAL: {self.interval} s is not positive")
+        if self.pause not in PAUSES:
+            raise UsageError(f"{VARIABLE}_PAUSE: {self.pause!r} is none of {', '.join(PAUSES)}")
+        if self.at not in TIMES:
+            raise UsageError(f"{VARIABLE}_AT: {self.at!r} is none of {', '.join(TIMES)}")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], server: str) -> FollowSettings | None:
+        """Returns the settings; None if no log is to be followed. `server` names the server among all of this machine,
+        for the state directory that it has by default. Raises UsageError naming a variable that is wrong.
+        """
+        location = environment.get(VARIABLE, "")
+        if not location:
+            return None
+        interval = environment.get(f"{VARIABLE}_INTERVAL", "") or "1"
+        try:
+            seconds = float(interval)
+        except ValueError:
+            raise UsageError(f"{VARIABLE}_INTERVAL: {interval!r} is no number of seconds") from None
+        keys = environment.get(f"{VARIABLE}_KEYS", "").replace(",", " ").split()
+        state = environment.get(f"{VARIABLE}_STATE", "") or _default_state(environment, server, location)
+        pause = environment.get(f"{VARIABLE}_PAUSE", "") or "keep"
+        at = environment.get(f"{VARIABLE}_AT", "") or "once"
+        return cls(location, state, tuple(keys), seconds, pause, at)
+
+    def for_worker(self) -> dict[str, Any]:
+        """Returns what a worker needs of them, as JSON values."""
+        return {"location": self.location, "state": self.state, "keys": list(self.keys), "interval": self.interval}
+
+
+def log_of_worker(settings: Mapping[str, Any], replica: int) -> Log:
+    """Returns the log that a worker follows, with a state directory for each replica of the server."""
+    state = pathlib.Path(settings["state"], f"replica-{replica}")
+    return Log(settings["location"], trusted_keys=tuple(settings["keys"]), state=state)
+
+
+def _default_state(environment: Mapping[str, str], server: str, location: str) -> str:
+    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    log = hashlib.sha256(location.encode()).hexdigest()[:16]
+    return str(pathlib.Path(cache, "sparsecast", "follow", f"{server}-{log}"))

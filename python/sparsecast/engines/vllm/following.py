@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM server that follows a delta log in place: what its API process does, and the two routes.
+
+    SPARSECAST_FOLLOW=s3://bucket/run VLLM_PLUGINS=sparsecast vllm serve MODEL
+
+The workers fetch and stage (`follow_worker`). This task asks them what they have, pauses generation when a version is
+staged, has it written, names it, and resumes. Nothing connects to the server for that, and development mode is not
+needed. If weights are of no whole version, the server stays paused until a later version has repaired them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, HTTPException, Request
+
+from sparsecast.engines.follow_settings import FollowSettings
+from sparsecast.engines.vllm.workers import ask_workers
+from sparsecast.errors import UsageError
+
+FOLLOW_ROUTE = "/sparsecast/follow"
+VERSION_ROUTE = "/sparsecast/version"
+MAX_WAIT_SECONDS = 3600.0
+
+_POLL_SECONDS = 0.25  # Each poll takes the engine a moment between two steps.
+_SOON_SECONDS = 0.05
+_log = logging.getLogger("vllm.sparsecast")
+
+
+class LogFollowing:
+    """Leads one server through the versions of a log; `engine` is vLLM's EngineClient. For one event loop."""
+
+    def __init__(self, engine: Any, settings: FollowSettings, processes: int = 1) -> None:
+        """Raises UsageError for a server of several API processes, of which each would lead the workers."""
+        if processes > 1:
+            raise UsageError(
+                f"SPARSECAST_FOLLOW: the server has {processes} API processes, and one leads the workers: start vLLM "
+                "with --api-server-count 1"
+            )
+        self._engine = engine
+        self._settings = settings
+        self._workers: list[dict[str, Any]] = []
+        self._paused_at: float | None = None  # When this task paused the engine; None: it has not.
+        self._pause_seconds = 0.0
+        self._served: int | None = None
+        self._wanted = 0
+        self._cache_reset: bool | None = None
+        self._error = ""
+        self._changed = asyncio.Condition()
+
+    async def run(self) -> None:
+        """Follows until it is cancelled. No failure ends it: the server goes on with what it has, and says so."""
+        while True:
+            took = False
+            try:
+                took = await self._look()
+                self._say("")
+            except Exception as error:  # Of vLLM, or of its connection to the workers.
+                self._say(f"{type(error).__name__}: {error}")
+            async with self._changed:
+                self._changed.notify_all()
+            await asyncio.sleep(_SOON_SECONDS if took else min(self._settings.interval, _POLL_SECONDS))
+
+    def status(self) -> dict[str, Any]:
+        """Returns JSON values: `served` is the version that vLLM names, `wanted` the least version that was asked for,
+        `pause_seconds` the duration of the last pause, in which no token was generated.
+        """
+        return {
+            "location": self._settings.location,
+            "at": self._settings.at,
+            "pause": self._settings.pause,
+            "served": self._served,
+            "wanted": self._wanted,
+            "paused": self._paused_at is not None,
+            "pause_seconds": self._pause_seconds,
+            "prefix_cache_reset": self._cache_reset,
+            "error": self._error,
+            "workers": self._workers,
+        }
+
+    async def reach(self, version: int, timeout: float) -> int:
+        """Returns the version that is served once it is `version` or a newer one; a server that takes versions when it
+        is told takes this one. Raises asyncio.TimeoutError, and UsageError with the reason if the following has ended.
+        """
+        self._wanted = max(self._wanted, version)
+        return await asyncio.wait_for(self._reached(version), timeout)
+
+    async def _reached(self, version: int) -> int:
+        async with self._changed:
+            while self._served is None or self._served < version:
+                broken = [str(worker["error"]) for worker in self._workers if worker["state"] == "broken"]
+                if broken:
+                    raise UsageError(f"the server follows no more, and stays at version {self._served}: {broken[0]}")
+                await self._changed.wait()
+            return self._served
+
+    async def _look(self) -> bool:
+        """Takes the version that is staged, if it is due; returns whether one was."""
+        if not self._workers:
+            self._workers = await ask_workers(self._engine, "sparsecast_follow", self._settings.for_worker())
+        else:
+            self._workers = await ask_workers(self._engine, "sparsecast_follow_status")
+        staged = any(worker["state"] == "staged" for worker in self._workers) and self._is_due()
+        if staged:
+            await self._take()
+        await self._name()
+        if self._paused_at is not None and all(worker["is_whole"] for worker in self._workers):
+            await self._engine.resume_generation()
+            self._pause_seconds = time.monotonic() - self._paused_at
+            self._paused_at = None
+        return staged
+
+    def _is_due(self) -> bool:
+        repairs = not all(worker["is_whole"] for worker in self._workers)
+        return self._settings.at == "once" or repairs or (self._served or 0) < self._wanted
+
+    async def _take(self) -> None:
+        mode = self._settings.pause
+        keeps = mode in ("keep", "retract")
+        if self._paused_at is None and not await self._engine.is_paused():
+            begin = time.monotonic()
+            await self._engine.pause_generation(mode="keep" if keeps else mode, clear_cache=not keeps)
+            self._paused_at = begin
+        self._workers = await ask_workers(self._engine, "sparsecast_follow_apply")
+        self._cache_reset = await self._engine.reset_prefix_cache(reset_running_requests=mode == "retract")
+
+    async def _name(self) -> None:
+        """Has vLLM name the version that all workers hold."""
+        versions = {worker["version"] for worker in self._workers if worker["is_whole"]}
+        version = versions.pop() if len(versions) == 1 else None
+        if version is not None and version != self._served:
+            await self._engine.update_weight_version(str(version))
+            self._served = version
+            _log.info("sparsecast: the server is at version %d of %s", version, self._settings.location)
+
+    def _say(self, error: str) -> None:
+        worker = next((str(worker["error"]) for worker in self._workers if worker["error"]), "")
+        told = error or worker
+        if told and told != self._error:
+            _log.warning("sparsecast: following %s: %s", self._settings.location, told)
+        self._error = told
+
+
+def router() -> APIRouter:
+    """Returns the routes of a server that follows a log, whose LogFollowing is `app.state.sparsecast_following`."""
+    routes = APIRouter()
+
+    def following(request: Request) -> LogFollowing:
+        found: LogFollowing | None = getattr(request.app.state, "sparsecast_following", None)
+        if found is None:
+            raise HTTPException(404, "this server follows no log")
+        return found
+
+    @routes.get(FOLLOW_ROUTE)
+    async def look(request: Request) -> dict[str, Any]:
+        return following(request).status()
+
+    @routes.post(VERSION_ROUTE)
+    async def reach(
+        request: Request,
+        at_least: Annotated[int, Body(embed=True, ge=0)],
+        timeout: Annotated[float, Body(embed=True, gt=0, le=MAX_WAIT_SECONDS)] = 60.0,
+    ) -> dict[str, Any]:
+        try:
+            return {"version": await following(request).reach(at_least, timeout)}
+        except asyncio.TimeoutError:
+            status = following(request).status()
+            words = f"version {at_least} has not come within {timeout} s: the server is at version {status['served']}"
+            raise HTTPException(504, words + (f" ({status['error']})" if status["error"] else "")) from None
+        except UsageError as error:
+            raise HTTPException(409, str(error)) from error
+
+    return routes

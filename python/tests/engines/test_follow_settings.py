@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variables by which a server follows a log, and the directory that each server has for itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pathlib
+
+import pytest
+
+from sparsecast.engines.follow_settings import FollowSettings, log_of_worker
+from sparsecast.engines.vllm.follow_worker import _lock
+from sparsecast.errors import UsageError
+
+
+def settings(**variables: str) -> FollowSettings:
+    found = FollowSettings.from_environment({f"SPARSECAST_{name}": value for name, value in variables.items()}, "s-80")
+    assert found is not None
+    return found
+
+
+def test_without_a_location_nothing_is_followed() -> None:
+    assert FollowSettings.from_environment({}, "s") is None
+    assert FollowSettings.from_environment({"SPARSECAST_FOLLOW": "", "SPARSECAST_FOLLOW_AT": "told"}, "s") is None
+
+
+def test_defaults_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    plain = settings(FOLLOW="s3://bucket/run")
+    assert (plain.keys, plain.interval, plain.pause, plain.at) == ((), 1.0, "keep", "once")
+    assert plain.state.startswith("/home/someone/.cache/sparsecast/follow/s-80-")
+    assert settings(FOLLOW="s3://bucket/other").state != plain.state
+    set_by_all = settings(
+        FOLLOW="/log", FOLLOW_STATE="/s", FOLLOW_KEYS="ed25519:a, ed25519:b", FOLLOW_INTERVAL="0.5", FOLLOW_AT="told"
+    )
+    assert set_by_all == FollowSettings("/log", "/s", ("ed25519:a", "ed25519:b"), 0.5, "keep", "told")
+    log = log_of_worker(set_by_all.for_worker(), 1)
+    assert (log.location, log.trusted_keys, log.state) == ("/log", set_by_all.keys, "/s/replica-1")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("INTERVAL", "often", "'often' is no number of seconds"),
+        ("INTERVAL", "0", "0.0 s is not positive"),
+        ("PAUSE", "never", "'never' is none of keep, retract, wait, abort"),
+        ("AT", "noon", "'noon' is none of once, told"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_variable(variable: str, value: str, words: str) -> None:
+    with pytest.raises(UsageError, match=f"SPARSECAST_FOLLOW_{variable}: {words}"):
+        settings(FOLLOW="/log", **{f"FOLLOW_{variable}": value})
+
+
+def _try_to_lock(state: pathlib.Path) -> None:
+    try:
+        _lock(state)
+    except UsageError as error:
+        assert "another server follows a log with it: give each server a SPARSECAST_FOLLOW_STATE" in str(error)
+        os._exit(7)
+
+
+def test_a_state_directory_is_for_one_process(tmp_path: pathlib.Path) -> None:
+    lock = _lock(tmp_path / "state")
+
+    def ended() -> int | None:
+        process = multiprocessing.get_context("fork").Process(target=_try_to_lock, args=(tmp_path / "state",))
+        process.start()
+        process.join()
+        return process.exitcode
+
+    assert ended() == 7
+    os.close(lock)
+    assert ended() == 0

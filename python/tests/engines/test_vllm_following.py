@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API process of a vLLM server that follows a log: in which order it calls the engine, and what it does then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from sparsecast.engines.follow_settings import FollowSettings
+from sparsecast.engines.vllm.following import LogFollowing, router
+from sparsecast.errors import UsageError
+
+
+class Engine:
+    """An engine of one worker, and what was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.worker = {"state": "ready", "version": 1, "is_whole": True, "error": ""}
+        self.after_apply: dict[str, Any] = {"state": "ready", "version": 2}
+        self.paused = False
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[dict[str, Any]]:
+        if method == "sparsecast_follow_apply":
+            self.calls.append("apply")
+            self.worker |= self.after_apply
+        return [dict(self.worker)]
+
+    async def is_paused(self) -> bool:
+        return self.paused
+
+    async def pause_generation(self, mode: str, clear_cache: bool) -> None:
+        self.calls.append(f"pause {mode} {clear_cache}")
+        self.paused = True
+
+    async def resume_generation(self) -> None:
+        self.calls.append("resume")
+        self.paused = False
+
+    async def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
+        self.calls.append(f"reset {reset_running_requests}")
+        return True
+
+    async def update_weight_version(self, version: str) -> None:
+        self.calls.append(f"version {version}")
+
+
+def run(work: Callable[[LogFollowing], Awaitable[None]], engine: Engine, **settings: Any) -> LogFollowing:
+    async def scene() -> LogFollowing:
+        following = LogFollowing(engine, FollowSettings("/log", "/state", interval=0.01, **settings))
+        task = asyncio.create_task(following.run())
+        try:
+            await asyncio.wait_for(work(following), 20)
+        finally:
+            task.cancel()
+        return following
+
+    return asyncio.run(scene())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("pause", "calls"),
+    [
+        ("keep", ["pause keep False", "apply", "reset False", "version 2", "resume"]),
+        ("retract", ["pause keep False", "apply", "reset True", "version 2", "resume"]),
+        ("wait", ["pause wait True", "apply", "reset False", "version 2", "resume"]),
+        ("abort", ["pause abort True", "apply", "reset False", "version 2", "resume"]),
+    ],
+)
+def test_a_version_is_written_and_named_within_a_pause(pause: str, calls: list[str]) -> None:
+    engine = Engine()
+
+    async def work(following: LogFollowing) -> None:
+        await until(lambda: following.status()["served"] == 1)
+        assert engine.calls == ["version 1"]
+        engine.worker["state"] = "staged"
+        assert await following.reach(2, 10) == 2
+
+    assert run(work, engine, pause=pause).status()["paused"] is False
+    assert engine.calls[1:] == calls
+
+
+def test_a_pause_of_somebody_else_is_left_as_it_is() -> None:
+    engine = Engine()
+    engine.paused = True
+    engine.worker["state"] = "staged"
+    run(lambda following: until(lambda: following.status()["served"] == 2), engine)
+    assert engine.calls == ["apply", "reset False", "version 2"]
+
+
+def test_weights_of_no_version_keep_the_server_paused_until_a_version_repairs_them() -> None:
+    engine = Engine()
+    engine.worker["state"] = "staged"
+    engine.after_apply = {"state": "dirty", "version": 1, "is_whole": False, "error": "no memory left"}
+
+    async def work(following: LogFollowing) -> None:
+        await until(lambda: following.status()["error"] == "no memory left")
+        await asyncio.sleep(0.1)
+        assert engine.paused and following.status()["paused"] and "resume" not in engine.calls
+        engine.after_apply = {"state": "ready", "version": 3, "is_whole": True, "error": ""}
+        engine.worker["state"] = "staged"
+        await until(lambda: following.status()["served"] == 3)
+
+    status = run(work, engine).status()
+    assert engine.calls[-1] == "resume" and not status["paused"] and status["error"] == ""
+
+
+def test_a_server_that_is_told_takes_nothing_before() -> None:
+    engine = Engine()
+    engine.worker["state"] = "staged"
+
+    async def work(following: LogFollowing) -> None:
+        await asyncio.sleep(0.1)
+        assert engine.calls == ["version 1"]
+        assert await following.reach(1, 1) == 1
+        assert await following.reach(2, 10) == 2
+
+    run(work, engine, at="told")
+
+
+def test_what_has_ended_is_said_to_those_who_wait() -> None:
+    engine = Engine()
+    engine.worker |= {"state": "broken", "error": "the log is of another run"}
+
+    async def work(following: LogFollowing) -> None:
+        await until(lambda: bool(following.status()["workers"]))
+        with pytest.raises(UsageError, match="stays at version 1: the log is of another run"):
+            await following.reach(2, 10)
+
+    run(work, engine)
+
+
+def test_several_api_processes_are_refused_with_the_cure() -> None:
+    with pytest.raises(UsageError, match="--api-server-count 1"):
+        LogFollowing(Engine(), FollowSettings("/log", "/state"), 2)
+
+
+def test_the_routes_answer_with_the_reason() -> None:
+    app = FastAPI()
+    app.include_router(router())
+    client = TestClient(app)
+    assert client.get("/sparsecast/follow").status_code == 404
+    app.state.sparsecast_following = LogFollowing(Engine(), FollowSettings("/log", "/state"))
+    assert client.get("/sparsecast/follow").json()["location"] == "/log"
+    late = client.post("/sparsecast/version", json={"at_least": 1, "timeout": 0.05})
+    assert late.status_code == 504 and "version 1 has not come within 0.05 s" in late.json()["detail"]
+    assert client.post("/sparsecast/version", json={"at_least": -1}).status_code == 422

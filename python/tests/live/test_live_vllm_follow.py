@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A live vLLM server that follows a delta log in place; every version is compared with vLLM's own loading of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM for CPUs is not installed here", allow_module_level=True)
+
+import httpx
+import torch
+import transformers
+from conftest import Start
+from live_load import Load, probe
+from live_servers import LiveServer
+
+from sparsecast.torch import Publisher
+from sparsecast.transports import Log
+
+IN_FLIGHT = 8
+SECONDS = 60.0
+
+
+class Scene:
+    """A trainer that publishes to a directory, a server that follows it, and a stock server that loads checkpoints."""
+
+    def __init__(self, start: Start, model: Path, work: Path) -> None:
+        self.start, self.model, self.work = start, model, work
+        self.trainer = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        log = Log(work / "log", mirror=work / "mirror.safetensors")
+        self.publisher = Publisher(self.trainer, transport=log, wire_dtype=torch.bfloat16)
+        self.server = self.follow(SPARSECAST_FOLLOW_AT="told", SPARSECAST_FOLLOW_PAUSE="retract")
+        self.stock = start(model, plugged=False)
+        self.server.wait()
+        self.stock.wait()
+
+    def follow(self, port: int = 0, **variables: str) -> LiveServer:
+        state = {"SPARSECAST_FOLLOW_STATE": str(self.work / "state"), "SPARSECAST_FOLLOW_INTERVAL": "0.2"}
+        return self.start(self.model, port=port, follows=str(self.work / "log"), variables={**state, **variables})
+
+    def publish(self) -> int:
+        with torch.no_grad():
+            for parameter in self.trainer.parameters():
+                parameter.view(-1)[self.publisher.version % 7 :: 50] *= 1.25
+        return self.publisher.publish().version
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.get(self.server.url + "/sparsecast/follow", timeout=60).json()
+        return answer
+
+    def reach(self, version: int, timeout: float = SECONDS) -> httpx.Response:
+        body = {"at_least": version, "timeout": timeout}
+        return httpx.post(self.server.url + "/sparsecast/version", json=body, timeout=timeout + 30)
+
+    def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        end = time.monotonic() + SECONDS
+        while not holds(status := self.status()):
+            assert time.monotonic() < end, f"{json.dumps(status, indent=1)}\n{self.server.log()}"
+            time.sleep(0.05)
+        return status
+
+    def expected(self) -> str:
+        """The logprobs of the trainer's weights, saved as a checkpoint and loaded by the stock server itself."""
+        directory = self.work / f"checkpoint-{self.publisher.version}"
+        state = {name: tensor.to(torch.bfloat16) for name, tensor in self.trainer.state_dict().items()}
+        self.trainer.save_pretrained(directory, state_dict=state)
+        (directory / "config.json").write_text((self.model / "config.json").read_text())
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
+        self.stock.post("/collective_rpc", body, 120)
+        self.stock.post("/reset_prefix_cache")
+        return probe(self.stock)
+
+
+@pytest.fixture(scope="module")
+def scene(start: Start, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    made = Scene(start, model, tmp_path_factory.mktemp("scene"))
+    yield made
+    made.publisher.close()
+
+
+def test_a_server_that_is_told_stages_a_version_and_takes_it_when_it_is_asked_for(scene: Scene) -> None:
+    first = scene.publisher.version
+    status = scene.until(lambda now: now["served"] == first)
+    assert not status["error"] and status["workers"][0]["state"] == "ready" and status["workers"][0]["lag"] == 0
+    before = probe(scene.server)
+    assert before == probe(scene.stock)
+    assert httpx.post(scene.server.url + "/collective_rpc", json={"method": "x"}, timeout=60).status_code == 404
+    version = scene.publish()
+    status = scene.until(lambda now: now["workers"][0]["state"] == "staged")
+    assert status["served"] == first and status["workers"][0]["lag"] == 1 and probe(scene.server) == before
+    load = Load([scene.server], IN_FLIGHT)
+    with load.running():
+        assert scene.reach(version).json() == {"version": version}
+    assert not load.failures and set(load.reasons) <= {"length"}
+    assert scene.status()["prefix_cache_reset"]
+    now = probe(scene.server)
+    assert now != before and now == scene.expected()
+    late = scene.reach(version + 1, 0.5)
+    assert late.status_code == 504 and f"the server is at version {version}" in late.text
+
+
+def test_a_server_that_was_killed_catches_up_by_itself_and_then_follows_under_load(scene: Scene) -> None:
+    scene.server.kill()
+    for _ in range(3):
+        version = scene.publish()
+    scene.server = scene.follow(scene.server.port).wait()
+    scene.until(lambda now: now["served"] == version)
+    assert probe(scene.server) == scene.expected()
+    load = Load([scene.server], IN_FLIGHT)
+    delays, pauses = [], []
+    with load.running():
+        for _ in range(4):
+            version = scene.publish()
+            begin = time.monotonic()
+            assert scene.reach(version).json() == {"version": version}
+            delays.append(time.monotonic() - begin)
+            pauses.append(scene.status()["pause_seconds"])
+    assert not load.failures and set(load.reasons) <= {"length"} and load.requests >= IN_FLIGHT
+    status = scene.status()
+    worker = status["workers"][0]
+    assert (worker["version"], worker["head"], worker["lag"], worker["state"]) == (version, version, 0, "ready")
+    assert not status["error"] and not status["paused"] and worker["reseeded"] == 0
+    print(
+        f"seconds from commit to served: {delays}, paused: {pauses}, of these the last write: {worker['pause_seconds']}"
+    )
+    assert probe(scene.server) == scene.expected()
