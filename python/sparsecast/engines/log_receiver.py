@@ -71,8 +71,10 @@ class LogReceiver:
         self._changed = threading.Condition()  # Guards all fields below.
         self._state: State = "unproven"
         self._version: int | None = None
-        self._is_whole = True
+        self._is_whole = True  # False also until it is known that a write which changed no digest has failed well.
         self._not_computed = ""  # Why derived tensors are not those of the weights.
+        self._digest: str | None = None  # Before a write that is under way.
+        self._has_left = False  # Whether `close` has returned while the thread went on.
         self._writes = 0  # Writes of the weights that have ended.
         self._named = 0  # Number of writes after which `_version` was found.
         self._head: int | None = None
@@ -173,6 +175,9 @@ class LogReceiver:
             self._follower.stop()
         if self._thread.is_alive():
             self._thread.join(timeout)
+        with self._changed:
+            self._changed.wait_for(lambda: self._digest is None)
+            self._has_left = True
         if self._writes != before:
             self._recompute()
 
@@ -190,8 +195,8 @@ class LogReceiver:
                 wait = self._interval
             except Exception as error:  # Whatever it is, the server goes on with what it has, and says so.
                 with self._changed:
-                    self._take_version()
-                    self._is_whole = self._is_whole and not isinstance(error, DirtyError)
+                    is_known = self._take_version()
+                    self._is_whole = not isinstance(error, DirtyError) and (is_known or self._is_whole)
                     self._error = str(error)
                     if getattr(error, "code", "") not in _TRIED_AGAIN:
                         self._stop(str(error))
@@ -239,21 +244,25 @@ class LogReceiver:
         the write was granted.
         """
         with self._changed:
+            assert self._follower is not None
             if not paused:
+                self._is_whole = self._follower.digest != self._digest
+                self._digest = None
                 self._writes += 1
                 self._changed.notify_all()
                 return True
             was_known = self._version is not None
-            self._is_whole = self._is_whole and (self._take_version() or not was_known)
+            self._is_whole = self._take_version() or (self._is_whole and not was_known)
             self._named = self._writes
             self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: self._state != "applying"
-            )  # The engine still computes with the version before.
+            # The engine's thread may still compute what it derives from the version before.
+            self._changed.wait_for(lambda: self._state != "applying")
             if self._state != "closed":
                 self._state = "staged"
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._state in ("applying", "closed"))
+            self._changed.wait_for(lambda: not self._has_left)  # For ever: nobody keeps the engine from reading.
+            self._digest = self._follower.digest
             return self.state == "applying"
 
     # -- inside --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import pathlib
 import shutil
 import time
@@ -244,6 +245,23 @@ def test_closing_while_a_version_is_staged_leaves_a_whole_version(scene: Scene) 
         assert torch.equal(engine.qk[:, :96].t(), scene.started["q"])
 
 
+def _leave_while_staged(directory: pathlib.Path) -> None:
+    scene = Scene(directory)
+    _, receiver = scene.follow()
+    assert receiver.wait(["ready"], SECONDS)
+    scene.publish()
+    assert receiver.wait(["staged"], SECONDS)
+
+
+def test_a_process_that_ends_while_a_version_is_staged_ends_at_once(tmp_path: pathlib.Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_leave_while_staged, args=(tmp_path,))
+    process.start()
+    process.join(60)
+    hangs = process.is_alive()
+    process.kill()
+    assert not hangs and process.exitcode == 0
+
+
 def test_weights_that_have_moved_are_not_written(scene: Scene) -> None:
     def moved() -> None:
         raise UsageError("qk is elsewhere")
@@ -269,6 +287,25 @@ def test_a_loader_that_fails_leaves_dirty_weights_and_the_next_version_repairs_t
     engine.failure = None
     apply_until(receiver, scene.publish())
     assert receiver.wait(["ready"], SECONDS) and receiver.status()["is_whole"] and engine.holds(scene.trainer)
+
+
+def test_a_write_that_fails_leaves_nothing_to_serve_until_an_anchor_has_repaired_it(scene: Scene) -> None:
+    engine, receiver = scene.follow()
+    assert receiver.wait(["ready"], SECONDS)
+    engine.qk.data[0, 0] += 1  # Of an element that the next version changes.
+    started = Engine()
+    started.load_weights(scene.started.items())
+    version = scene.publish()
+    failed = 0
+    while receiver.version != version:
+        assert receiver.apply(SECONDS)
+        status = receiver.status()
+        failed += not status["is_whole"]
+        if status["is_whole"] and status["version"] != version:
+            assert torch.equal(engine.qk, started.qk)
+    assert receiver.wait(["ready"], SECONDS)
+    status = receiver.status()
+    assert status["is_whole"] and status["reseeded"] == 1 and engine.holds(scene.trainer) and failed <= 1
 
 
 class Scattered(nn.Module):

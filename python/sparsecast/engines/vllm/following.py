@@ -107,25 +107,34 @@ class LogFollowing:
         if staged:
             await self._take()
         await self._name()
-        if self._paused_at is not None and all(worker["is_whole"] for worker in self._workers):
+        if not self._is_whole():
+            await self._pause()
+        elif self._paused_at is not None:
             await self._engine.resume_generation()
             self._pause_seconds = time.monotonic() - self._paused_at
             self._paused_at = None
         return staged
 
+    def _is_whole(self) -> bool:
+        return all(worker["is_whole"] for worker in self._workers)
+
     def _is_due(self) -> bool:
-        repairs = not all(worker["is_whole"] for worker in self._workers)
+        repairs = not self._is_whole()
         return self._settings.at == "once" or repairs or (self._served or 0) < self._wanted
 
     async def _take(self) -> None:
-        mode = self._settings.pause
-        keeps = mode in ("keep", "retract")
+        await self._pause()
+        self._workers = await ask_workers(self._engine, "sparsecast_follow_apply")
+        again = self._settings.pause == "retract"
+        self._cache_reset = await self._engine.reset_prefix_cache(reset_running_requests=again)
+
+    async def _pause(self) -> None:
+        """Pauses generation, unless somebody has; a pause of somebody else is not ended here."""
         if self._paused_at is None and not await self._engine.is_paused():
             begin = time.monotonic()
-            await self._engine.pause_generation(mode="keep" if keeps else mode, clear_cache=not keeps)
+            keeps = self._settings.pause in ("keep", "retract")
+            await self._engine.pause_generation(mode="keep" if keeps else self._settings.pause, clear_cache=not keeps)
             self._paused_at = begin
-        self._workers = await ask_workers(self._engine, "sparsecast_follow_apply")
-        self._cache_reset = await self._engine.reset_prefix_cache(reset_running_requests=mode == "retract")
 
     async def _name(self) -> None:
         """Has vLLM name the version that all workers hold."""
