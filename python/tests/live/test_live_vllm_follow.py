@@ -25,7 +25,7 @@ from live_servers import LiveServer
 from sparsecast.torch import Publisher
 from sparsecast.transports import Log
 
-IN_FLIGHT = 8
+IN_FLIGHT = 4
 SECONDS = 60.0
 
 
