@@ -7,7 +7,7 @@
     closed: close() was called                    the version before stands             the next version has been applied
 
 The thread fetches, checks and stages while the engine generates, and then waits: the weights are written only while the
-engine's own thread is in `apply` (or in `close`). Errors that may pass by themselves, of a store that does not answer,
+engine's own thread is in `apply`. Errors that may pass by themselves, of a store that does not answer,
 say, are named in `status`, and the step is tried again after a growing interval.
 """
 
@@ -74,7 +74,6 @@ class LogReceiver:
         self._is_whole = True  # False also until it is known that a write which changed no digest has failed well.
         self._not_computed = ""  # Why derived tensors are not those of the weights.
         self._digest: str | None = None  # Before a write that is under way.
-        self._has_left = False  # Whether `close` has returned while the thread went on.
         self._writes = 0  # Writes of the weights that have ended.
         self._named = 0  # Number of writes after which `_version` was found.
         self._head: int | None = None
@@ -148,7 +147,10 @@ class LogReceiver:
             before = self._writes
             self._state = "applying"
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._writes != before)
+            # `close` in another thread takes the grant back, unless the write has begun.
+            self._changed.wait_for(lambda: self._writes != before or (self._state == "closed" and self._digest is None))
+            if self._writes == before:
+                return False
         try:
             self._recompute()
         finally:
@@ -161,25 +163,20 @@ class LogReceiver:
         return True
 
     def close(self, timeout: float = 60.0) -> None:
-        """Ends the following, within `timeout` seconds; the weights are those of a whole version, which `status` names.
+        """Ends the following, within `timeout` seconds. The weights stay at the version that `status` names; a version
+        that is staged is dropped.
 
-        No generation may run. A request to a store that is under way when the time is over goes on in the background,
-        and nothing is written after it.
+        A request to a store that is under way when the time is over goes on in the background, and nothing is written
+        after it.
         """
         with self._changed:
             self._state = "closed"
-            before = self._writes
             self._changed.notify_all()
         atexit.unregister(self.close)
         if self._follower is not None:
             self._follower.stop()
         if self._thread.is_alive():
             self._thread.join(timeout)
-        with self._changed:
-            self._changed.wait_for(lambda: self._digest is None)
-            self._has_left = True
-        if self._writes != before:
-            self._recompute()
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -261,9 +258,10 @@ class LogReceiver:
                 self._state = "staged"
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._state in ("applying", "closed"))
-            self._changed.wait_for(lambda: not self._has_left)  # For ever: nobody keeps the engine from reading.
+            if self._state == "closed":
+                return False
             self._digest = self._follower.digest
-            return self.state == "applying"
+            return True
 
     # -- inside --------------------------------------------------------------------------------------------------
 
