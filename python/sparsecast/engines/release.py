@@ -12,23 +12,30 @@ _RELEASE = re.compile(r"(\d{1,6})\.(\d{1,6})(?:[.a-z+-][0-9A-Za-z.+-]{0,60})?")
 
 
 def own_release() -> str:
-    """Returns the version of the installed sparsecast; an empty string if its compiled part is not installed."""
+    """Returns the version of this installation; empty where its compiled part is not here."""
     return str(getattr(sparsecast, "__version__", ""))
 
 
+def works_with(release: str) -> bool:
+    """Returns whether `release` differs from the version of this installation in the patch number alone, if at all. An
+    empty version, of a caller or an installation that has none, is not compared.
+    """
+    own = own_release()
+    return not release or not own or _series(release) == _series(own)
+
+
 def refuse_other_release(release: object) -> None:
-    """Raises UnsupportedError, naming both versions and the cure, if the trainer's version `release` differs from the
-    version of this installation in more than the patch number. An empty `release`, from a caller that sends none, is
-    not compared. Raises UsageError if `release` is not a version.
+    """Raises UnsupportedError, naming both versions and the cure, if the trainer's `release` differs from the version
+    of this installation in more than the patch number.
     """
     if not isinstance(release, str) or (release and not _RELEASE.fullmatch(release)):
         raise UsageError(f"release is {release!r}, not a version of sparsecast")
-    own = own_release()
-    if release and own and _series(release) != _series(own):
+    if not works_with(release):
         wanted = ".".join(_series(release))
         raise UnsupportedError(
-            f"the trainer has sparsecast {release}, and this server {own}: both need the same version but for the patch "
-            f"number, so install sparsecast=={wanted}.* beside the server, or the server's version at the trainer"
+            f"the trainer has sparsecast {release}, and this server {own_release()}: both need the same version but for "
+            f"the patch number, so install sparsecast=={wanted}.* beside the server, or the server's version at the "
+            "trainer"
         )
 
 
