@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group of the sender (trainer rank 0, world rank 0) and all rollout workers, and what it says besides records.
 
-Three channels: `world` has all of them and carries messages (JSON); `transport` has the sender and one rollout worker of
-each node, its leader, and carries records; `node` has the rollout workers of one node. The framework (verl,
-NeMo-RL) hands the meeting's address and secret to all workers through Ray.
+Three channels: `world` has all of them; `transport` has the sender and one rollout worker of each node, its leader, and
+carries records; `node` has the rollout workers of one node. The framework (verl, NeMo-RL) hands the meeting's address
+and secret to all workers through Ray.
 
-A sync, as messages of the sender (S) and of rollout workers (R):
-
-    S, R  hello   version that each holds, trainer step
-    S     begin   kind, base version, stream
-    S     chunk   names of the tensors of the records that follow; any number of times
-    S     end     number of chunks
-    S, R  vote    after it nothing can fail but the hand-over
+A sync over `world`: all ranks gather what they hold, and each makes the same plan of it; the sender names the tensors
+of each chunk, whose records follow by `transport`, until there are no more; all ranks vote, and after the vote nothing
+can fail but the hand-over to the engine.
 """
 
 from __future__ import annotations
@@ -20,68 +16,119 @@ import json
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparsecast import ControlChannel, Transport, meet, nccl_transport, tcp_transport
-from sparsecast.errors import (
-    CorruptError,
-    Error,
-    ForeignStreamError,
-    GroupMismatchError,
-    IncompleteError,
-    PeerFailedError,
-    UsageError,
-)
+from sparsecast.engines.release import own_release, works_with
+from sparsecast.errors import CorruptError, Error, GroupMismatchError, PeerFailedError, UsageError
 
-PROTOCOL = 1
-"""Number of the messages' form; ends with different ones refuse each other."""
+from ._mirror import Entry, as_json, parse_entries
 
-_PIECE_BYTES = 1 << 20
-_LARGEST_MESSAGE = 1 << 28
+_HELLO: Mapping[str, tuple[type, ...]] = {
+    "release": (str,),
+    "stream": (str,),
+    "version": (int,),
+    "step": (int, type(None)),
+    "seed_stream": (str,),
+    "verify": (bool,),
+}
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a rank holds when a sync begins. `stream` is empty for one that holds nothing, `step` None where the framework
-    does not say it.
+    """What a rank holds when a sync begins, and what the sender wants of the sync. `stream` is empty for a rank that
+    holds nothing, `step` None where the framework does not say it.
     """
 
+    release: str
     stream: str
     version: int
     step: int | None
-
-    def encode(self) -> bytes:
-        fields = {"protocol": PROTOCOL, "stream": self.stream, "version": self.version, "step": self.step}
-        return json.dumps(fields).encode()
+    seed_stream: str
+    """Stream of the sync if it has to send everything."""
+    verify: bool
+    """Whether, if the sync does not send everything, the rollouts compare all that they hold after it."""
 
     @staticmethod
     def decode(data: bytes, rank: int) -> Hello:
-        fields = _object(data, f"hello of rank {rank}")
-        if fields.get("protocol") != PROTOCOL:
+        where = f"hello of rank {rank}"
+        fields = _object(data, where)
+        release = str(fields.get("release", "of an older version"))
+        if not works_with(release):
             raise GroupMismatchError(
-                f"it speaks form {fields.get('protocol')!r} of the messages, this rank {PROTOCOL}: install the same "
-                "sparsecast on trainers and rollout workers",
-                f"rank {rank}",
+                f"it has sparsecast {release}, and this rank {own_release()}: install the same sparsecast on trainers "
+                "and rollout workers",
+                where,
             )
-        stream, version, step = fields.get("stream"), fields.get("version"), fields.get("step")
-        if not isinstance(stream, str) or type(version) is not int or not (step is None or type(step) is int):
-            raise CorruptError("it is not a hello", f"hello of rank {rank}")
-        return Hello(stream, version, step)
+        if fields.keys() != _HELLO.keys() or any(type(fields[name]) not in kinds for name, kinds in _HELLO.items()):
+            raise CorruptError("it is not a hello", where)
+        return Hello(**fields)
 
 
-def new_meeting(host: str) -> dict[str, Any]:
-    """Returns an address of this machine that is free now, a new secret, and the group's token."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        port = int(probe.getsockname()[1])
-    return {"host": host, "port": port, "secret": secrets.token_hex(32), "token": secrets.token_hex(8)}
+@dataclass(frozen=True)
+class Plan:
+    """What a sync does, the same on all ranks. `seed`: everything is sent, from zeros, as a new stream."""
+
+    seed: bool
+    stream: str
+    base: int
+    verify: bool
+
+    @staticmethod
+    def of(hellos: Sequence[Hello]) -> Plan:
+        """Returns the plan for what all ranks hold. Everything is sent when a rollout worker does not hold what the
+        sender does. Raises GroupMismatchError when the ranks are at different steps.
+        """
+        sender = hellos[0]
+        for rank, hello in enumerate(hellos):
+            if hello.step != sender.step:
+                raise GroupMismatchError(
+                    f"rollout worker {rank - 1} was called for step {hello.step}, the trainer for {sender.step}: call "
+                    "update_weights of both with the same global_steps",
+                    "hello",
+                )
+        held = (sender.stream, sender.version)
+        if not sender.stream or any((hello.stream, hello.version) != held for hello in hellos):
+            return Plan(True, sender.seed_stream, 0, False)
+        return Plan(False, *held, sender.verify)
 
 
-def leaders_of(nodes: Sequence[str]) -> list[bool]:
-    """Returns for each rollout worker whether it is the first of its node."""
-    return [node not in nodes[:index] for index, node in enumerate(nodes)]
+@dataclass(frozen=True)
+class Topology:
+    """Where the rollout workers are. `meeting` is None where the group stays as it is."""
+
+    meeting: Mapping[str, Any] | None
+    nodes: list[int]
+    leaders: list[bool]
+    """Whether a rollout worker is the first of its node."""
+
+    @staticmethod
+    def of(sender: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]]) -> Topology:
+        """Returns the topology for what `describe_rank` has returned on the sender and on the rollout workers."""
+        members = [str(each["member"]) for each in (sender, *rollouts)]
+        token = members[0].partition(":")[0]
+        keep = bool(token) and members == [_membership(token, rank, len(members)) for rank in range(len(members))]
+        nodes = [str(each["node"]) for each in rollouts]
+        order = sorted(set(nodes))
+        return Topology(
+            None if keep else sender["meeting"],
+            [order.index(node) for node in nodes],
+            [node not in nodes[:index] for index, node in enumerate(nodes)],
+        )
+
+
+def describe_rank(node: str, group: Group | None, host: str | None) -> dict[str, Any]:
+    """Returns in which group a rank is, on which node, and where a new group can meet at an address of this machine, if
+    a `host` is given: a port that is free now, a new secret, and the group's token.
+    """
+    meeting = None
+    if host is not None:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+            port = int(probe.getsockname()[1])
+        meeting = {"host": host, "port": port, "secret": secrets.token_hex(32), "token": secrets.token_hex(8)}
+    return {"node": node, "member": group.membership if group and group.healthy else "", "meeting": meeting}
 
 
 class Group:
@@ -100,14 +147,12 @@ class Group:
         timeout: float,
     ) -> None:
         self.rank = rank
-        self.size = size
         self.leader = leader
-        self.membership = membership(str(meeting["token"]), rank, size)
-        self.bytes_said = 0
-        self._timeout = timeout
+        self.membership = _membership(str(meeting["token"]), rank, size)
+        self.timeout = timeout
+        self.message_bytes = 0
+        """Bytes of this rank's messages of the sync."""
         self._broken = False
-        self._sync = ""
-        self._index = 0
         self.world = meet(
             str(meeting["host"]),
             int(meeting["port"]),
@@ -118,7 +163,7 @@ class Group:
             timeout=timeout,
         )
         carrier = self.world.split(0 if rank == 0 or leader else -1, rank, timeout)
-        self.node: ControlChannel | None = self.world.split(node if rank > 0 else -1, rank, timeout)
+        self._node: ControlChannel | None = self.world.split(node if rank > 0 else -1, rank, timeout)
         self._transport: Transport | None = None
         if rank == 0 or leader:
             self._transport = nccl_transport(carrier, timeout=timeout) if channels == "nccl" else tcp_transport(carrier)
@@ -128,6 +173,12 @@ class Group:
         if self._transport is None:
             raise UsageError(f"rank {self.rank} carries no records")
         return self._transport
+
+    @property
+    def node(self) -> ControlChannel:
+        if self._node is None:
+            raise UsageError(f"rank {self.rank} is no rollout worker")
+        return self._node
 
     def reason(self) -> str:
         """Returns what a rank has said about why the group broke, if one has."""
@@ -142,8 +193,8 @@ class Group:
         self._broken = True
         if self.world.aborted() is None:
             self.world.abort(reason)
-        if self.node is not None:
-            self.node.abort(reason)
+        if self._node is not None:
+            self._node.abort(reason)
         self._transport = None  # Closes its connections: who waits for records hears of it.
 
     def fail(self, error: Exception, consequence: str) -> Exception:
@@ -159,92 +210,45 @@ class Group:
             message = f"{message} ({reason})"
         return type(error)(f"{message}; {consequence}", error.context)
 
-    def greet(self, own: Hello) -> list[Hello]:
-        """Returns the hellos of all ranks; collective. Raises GroupMismatchError when they are at different steps."""
-        answers = self.world.all_gather(own.encode(), self._timeout)
-        hellos = [Hello.decode(answer, rank) for rank, answer in enumerate(answers)]
-        for rank, hello in enumerate(hellos):
-            if hello.step != hellos[0].step:
-                raise GroupMismatchError(
-                    f"rollout worker {rank - 1} was called for step {hello.step}, the trainer for {hellos[0].step}: call "
-                    "update_weights of both with the same global_steps",
-                    "hello",
-                )
-        return hellos
+    def plan(self, own: Hello) -> Plan:
+        """Returns the plan for what this rank and all others hold; collective."""
+        message = _encode(asdict(own))
+        self.message_bytes = len(message)
+        answers = self.world.all_gather(message, self.timeout)
+        return Plan.of([Hello.decode(answer, rank) for rank, answer in enumerate(answers)])
 
-    def begin(self, fields: Mapping[str, Any]) -> None:
-        """The sender's first message of a sync."""
-        self._sync = secrets.token_hex(8)
-        self._index = 0
-        self.say("begin", fields)
+    def announce(self, new: bool, entries: Sequence[Entry]) -> None:
+        """Tells the rollout workers, from the sender, the tensors of the next chunk, and whether they are new."""
+        message = _encode({"new": new, "tensors": as_json(entries)})
+        self.message_bytes += len(message)
+        self.world.broadcast(message, self.timeout)
 
-    def say(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """The sender's next message."""
-        message = {"kind": kind, "sync": self._sync, "index": self._index, **fields}
-        self._index += 1
-        self._broadcast(json.dumps(message).encode())
+    def announce_end(self) -> None:
+        """Tells the rollout workers, from the sender, that no more chunks come."""
+        self.world.broadcast(b"", self.timeout)
 
-    def hear_begin(self) -> dict[str, Any]:
-        message = self._hear()
-        if message["kind"] != "begin" or message["index"] != 0:
-            raise IncompleteError(f"{message['kind']} came first: the beginning of the sync was lost", "message")
-        self._sync = message["sync"]
-        self._index = 1
-        return message
-
-    def hear(self, *kinds: str) -> dict[str, Any]:
-        """Returns the sender's next message, which must be of this sync, the next one, and one of `kinds`."""
-        message = self._hear()
-        if message["sync"] != self._sync:
-            raise ForeignStreamError("it belongs to another sync", f"message {message['index']}")
-        if message["index"] != self._index:
-            raise IncompleteError(
-                f"message {message['index']} came where message {self._index} was expected: messages were lost, or "
-                "changed places",
-                "sync",
-            )
-        if message["kind"] not in kinds:
-            raise CorruptError(f"a message of kind {message['kind']!r} came; only {kinds} can", "sync")
-        self._index += 1
-        return message
+    def next_chunk(self) -> tuple[bool, list[Entry]] | None:
+        """Returns whether the tensors of the next chunk are new, and the tensors; None when no more chunks come."""
+        message = self.world.broadcast(b"", self.timeout)
+        if not message:
+            return None
+        fields = _object(message, "chunk")
+        if type(fields.get("new")) is not bool:
+            raise CorruptError("it does not say whether its tensors are new", "chunk")
+        return fields["new"], parse_entries(fields.get("tensors"))
 
     def vote(self) -> None:
         """Returns when every rank has got here; raises PeerFailedError with the reason of one that has not."""
-        self.world.agree(0, 0, self._timeout)
-
-    def _broadcast(self, data: bytes) -> None:
-        head = len(data).to_bytes(8, "little")
-        self.bytes_said += len(head) + len(data)
-        blob = head + data
-        for first in range(0, len(blob), _PIECE_BYTES):
-            self.world.broadcast(blob[first : first + _PIECE_BYTES], self._timeout)
-
-    def _hear(self) -> dict[str, Any]:
-        blob = self.world.broadcast(b"", self._timeout)
-        if len(blob) < 8:
-            raise CorruptError("it has no length", "message")
-        length = int.from_bytes(blob[:8], "little")
-        if length > _LARGEST_MESSAGE:
-            raise CorruptError(f"it claims to have {length} bytes", "message")
-        pieces, got = [blob[8:]], len(blob) - 8
-        while got < length:
-            pieces.append(self.world.broadcast(b"", self._timeout))
-            got += len(pieces[-1])
-            if not pieces[-1]:
-                raise IncompleteError(f"it ends after {got} of {length} bytes", "message")
-        if got != length:
-            raise CorruptError(f"it has {got} bytes instead of {length}", "message")
-        message = _object(b"".join(pieces), "message")
-        if not isinstance(message.get("kind"), str) or not isinstance(message.get("sync"), str):
-            raise CorruptError("it has no kind or no sync", "message")
-        if type(message.get("index")) is not int:
-            raise CorruptError("it has no number", "message")
-        return message
+        self.world.agree(0, 0, self.timeout)
 
 
-def membership(token: str, rank: int, size: int) -> str:
+def _membership(token: str, rank: int, size: int) -> str:
     """Returns what a rank says that it is a member of: equal only for the same place in the same group."""
     return f"{token}:{rank}:{size}"
+
+
+def _encode(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def _object(data: bytes, where: str) -> dict[str, Any]:

@@ -21,8 +21,7 @@ _DTYPES: dict[str, torch.dtype] = {
     code: getattr(torch, name) for name, code in TORCH_DTYPES.items() if hasattr(torch, name)
 }
 
-LARGEST_TENSOR = (1 << 31) - 1
-"""Elements: verl's receivers take positions as int32."""
+_MOST_ELEMENTS = 1 << 48
 
 Entry = tuple[str, str, tuple[int, ...]]
 """Name, dtype by its safetensors name, shape."""
@@ -37,8 +36,8 @@ def dtype_word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def parse_entries(value: object, most_elements: int = LARGEST_TENSOR) -> list[Entry]:
-    """Checks [[name, dtype, shape], ...] of a message, of at most so many elements each. Raises CorruptError."""
+def parse_entries(value: object) -> list[Entry]:
+    """Checks [[name, dtype, shape], ...] of a message. Raises CorruptError."""
     if not isinstance(value, list) or not value:
         raise CorruptError("a chunk names no tensors", "chunk")
     entries: list[Entry] = []
@@ -48,9 +47,9 @@ def parse_entries(value: object, most_elements: int = LARGEST_TENSOR) -> list[En
         name, code, shape = item
         if not isinstance(name, str) or code not in _DTYPES or not isinstance(shape, list):
             raise CorruptError(f"{name!r}: {code!r} {shape!r} is no tensor", "chunk")
-        if not all(type(extent) is int and 0 <= extent <= most_elements for extent in shape):
+        if not all(type(extent) is int and 0 <= extent <= _MOST_ELEMENTS for extent in shape):
             raise CorruptError(f"no tensor has the shape {shape}", f"tensor {name!r}")
-        if math.prod(shape) > most_elements:
+        if math.prod(shape) > _MOST_ELEMENTS:
             raise CorruptError(f"{shape} has more elements than can be sent", f"tensor {name!r}")
         entries.append((name, code, tuple(shape)))
     if len({name for name, _, _ in entries}) != len(entries):
@@ -83,8 +82,8 @@ class Mirror:
         return name in self._tensors
 
     def add(self, entry: Entry, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """Adds a tensor of zeros, in `memory` if it is given: contiguous, of that dtype and shape. Raises UsageError for a second one of that name, UnsupportedError for one that the
-        machine's memory cannot hold beside the others.
+        """Adds a tensor of zeros, in `memory` if it is given: contiguous, of that dtype and shape. Raises UsageError for a
+        second one of that name, UnsupportedError for one that the machine's memory cannot hold beside the others.
         """
         name, code, shape = entry
         if name in self._tensors:

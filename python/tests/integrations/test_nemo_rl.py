@@ -24,7 +24,7 @@ from nemo_rl_threads import TRANSPORT, Tensors, Threads, generation_config
 
 from sparsecast import errors
 from sparsecast.buffers import bits_of
-from sparsecast.integrations.nemo_rl import receiver as receiver_module
+from sparsecast.integrations import _node_files as files_module
 
 Make = Callable[..., Threads]
 
@@ -162,7 +162,7 @@ def test_memory_that_workers_cannot_share_is_refused_with_the_cure(make: Make, m
     def full(handle: int, offset: int, length: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(receiver_module.os, "posix_fallocate", full)
+    monkeypatch.setattr(files_module.os, "posix_fallocate", full)
     with pytest.raises(errors.Error, match="No space left on device.*shared_dir.*--shm-size"):
         make(["a"]).sync()
 

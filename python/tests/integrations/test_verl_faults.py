@@ -21,12 +21,14 @@ import torch
 from verl_threads import Threads, healed, random_step, small_tensors
 
 from sparsecast import errors
+from sparsecast.integrations import _checkpoint_engine as engine_module
 from sparsecast.integrations import _checkpoint_group as group_module
+from sparsecast.integrations import _node_files as files_module
 from sparsecast.integrations.verl import receiver as receiver_module
 
 
 def broken(threads: Threads, random: torch.Generator, message: str) -> None:
-    """One sync that fails everywhere, and one that heals."""
+    """One sync that fails everywhere."""
     before = threads.copies()
     random_step(threads.trained.tensors, random, 0.02)
     with pytest.raises(errors.Error):
@@ -35,7 +37,6 @@ def broken(threads: Threads, random: torch.Generator, message: str) -> None:
     assert any(message in str(error) for error in threads.errors), [str(error) for error in threads.errors]
     assert threads.taken == [[], [], []]
     threads.assert_untouched(before)
-    healed(threads, random)
 
 
 def test_many_random_steps_are_bit_for_bit_the_trainers(threads: Threads, random: torch.Generator) -> None:
@@ -85,36 +86,35 @@ def test_other_dtypes_and_shapes_travel_too(random: torch.Generator, monkeypatch
 
 
 def on_the_way(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]) -> None:
-    """Changes the first message after "begin", before the sender's channel has it."""
-    original = group_module.Group._broadcast
+    """Changes the first message that names the tensors of a chunk, before the sender's channel has it."""
+    original = group_module._encode
     armed = [True]
 
-    def broadcast(self: Any, data: bytes) -> None:
-        if armed and b'"kind": "chunk"' in data:
+    def encode(fields: Any) -> bytes:
+        data = original(fields)
+        if armed and "tensors" in fields:
             armed.clear()
             data = change(data)
-        original(self, data)
+        return data
 
-    monkeypatch.setattr(group_module.Group, "_broadcast", broadcast)
+    monkeypatch.setattr(group_module, "_encode", encode)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.replace(b'"index": 1', b'"index": 2'), "messages were lost"),
-        (lambda m: m.replace(b'"index": 1', b'"index": 0'), "messages were lost"),
-        (lambda m: m.replace(b'"kind": "chunk"', b'"kind": "lunch"'), "of kind 'lunch'"),
         (lambda m: m.replace(b"layers.0.weight", b"layers.9.weight"), "tensor 'layers.9.weight'"),
-        (lambda m: m.replace(b"[67, 129]", b"[67, 128]"), "tensor 'layers.0.weight'"),
+        (lambda m: m.replace(b"[67,129]", b"[67,128]"), "tensor 'layers.0.weight'"),
         (lambda m: m.replace(b'"BF16"', b'"F16"', 1), "tensor 'layers.0.weight'"),
         (lambda m: m.replace(b'"BF16"', b'"PICKLE"', 1), "is no tensor"),
-        (lambda m: m.replace(b"[67, 129]", b"[9999999999, 129]"), "no tensor has the shape"),
+        (lambda m: m.replace(b"[67,129]", b"[999999999999999,129]"), "no tensor has the shape"),
+        (lambda m: m.replace(b"false", b"true"), "the export has this tensor twice"),
         (lambda m: m[:-9], "not JSON"),
         (lambda m: b"[" * 100000, "not JSON"),
-        (lambda m: b'{"kind": "chunk", "sync": "0", "index": 1, "tensors": []}', "another sync"),
-        (lambda m: b'{"kind": "end"}', "no kind or no sync"),
+        (lambda m: b'{"new":false,"tensors":[]}', "a chunk names no tensors"),
+        (lambda m: b'{"tensors":[]}', "whether its tensors are new"),
     ],
-    ids=["lost", "again", "kind", "name", "shape", "dtype", "word", "huge", "torn", "deep", "foreign", "fields"],
+    ids=["name", "shape", "dtype", "word", "huge", "new", "torn", "deep", "empty", "fields"],
 )
 def test_a_message_that_is_wrong_is_refused_and_nothing_is_applied(
     threads: Threads,
@@ -125,31 +125,17 @@ def test_a_message_that_is_wrong_is_refused_and_nothing_is_applied(
 ) -> None:
     with monkeypatch.context() as patch:
         on_the_way(patch, change)
-        before = threads.copies()
-        random_step(threads.trained.tensors, random, 0.02)
-        with pytest.raises(errors.Error):
-            threads.sync()
-        assert all(error is not None for error in threads.errors)
-        assert any(message in str(error) for error in threads.errors), [str(error) for error in threads.errors]
-        threads.assert_untouched(before)
+        broken(threads, random, message)
     healed(threads, random)
 
 
-def test_a_chunk_that_is_missing_at_the_end_is_noticed(
+def test_another_release_is_refused_by_name(
     threads: Threads, random: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say = group_module.Group.say
-    monkeypatch.setattr(
-        group_module.Group,
-        "say",
-        lambda self, kind, fields: say(self, kind, {**fields, "chunks": 3} if kind == "end" else fields),
-    )
-    before = threads.copies()
-    random_step(threads.trained.tensors, random, 0.02)
-    with pytest.raises(errors.Error, match="1 chunks came of 3"):
-        threads.sync()
-    threads.assert_untouched(before)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "own_release", lambda: "99.1.0")
+        broken(threads, random, "sparsecast 99.1.0")
+    healed(threads, random)
 
 
 @pytest.mark.parametrize("leader", [0, 2])
@@ -159,7 +145,8 @@ def test_a_copy_that_is_not_the_senders_is_refused_before_anything_is_written(
     mirror = threads.receivers[leader]._mirror
     assert mirror is not None
     mirror.flat_bits("layers.3.weight")[5] ^= 1
-    broken(threads, random, "the copy of the weights in this worker's memory is not the sender's")
+    broken(threads, random, "the copy of the weights in this node's memory is not the sender's")
+    healed(threads, random)
 
 
 class Proxy:
@@ -269,18 +256,13 @@ def test_the_full_export_is_compared_with_what_was_sent_every_so_often(
 def test_a_file_of_the_leader_that_is_not_what_it_says_is_refused(
     threads: Threads, random: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note = receiver_module._note
-
-    def wrong(data: bytes) -> Any:
-        read = note(data)
-        return read if read is None else (read[0], [read[1][0] + 1, *read[1][1:]], *read[2:])
-
-    monkeypatch.setattr(receiver_module, "_note", wrong)
-    random_step(threads.trained.tensors, random, 0.02)
-    with pytest.raises(errors.Error):
-        threads.sync()
+    parse = files_module.parse_note
+    with monkeypatch.context() as patch:
+        patch.setattr(files_module, "parse_note", lambda data: {**parse(data), "size": parse(data)["size"] + 1})
+        random_step(threads.trained.tensors, random, 0.02)
+        with pytest.raises(errors.Error):
+            threads.sync()
     assert any("it is not the leader's file" in str(error) for error in threads.errors)
-    monkeypatch.setattr(receiver_module, "_note", note)
     healed(threads, random)
 
 
@@ -305,15 +287,27 @@ def test_a_directory_that_is_not_shared_is_named_with_the_way_out(
     [
         b"{",
         b"[]",
-        b'{"file": "../etc/passwd", "sizes": [1, 2, 3], "dtype": "bfloat16"}',
-        b'{"file": "sparsecast-x", "sizes": [1, -2, 3], "dtype": "bfloat16"}',
-        b'{"file": "sparsecast-x", "sizes": [1, 2], "dtype": "bfloat16"}',
-        b'{"file": "sparsecast-x", "sizes": [1, 2, 3], "dtype": "load"}',
+        b'{"file": "../etc/passwd", "size": 6}',
+        b'{"file": "sparsecast-x", "size": -6}',
+        b'{"file": "sparsecast-x", "size": "6"}',
     ],
 )
 def test_notes_of_a_leader_are_checked(note: bytes) -> None:
     with pytest.raises(errors.CorruptError):
-        receiver_module._note(note)
+        files_module.parse_note(note)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sizes": [1, -2, 3], "dtype": "bfloat16"},
+        {"sizes": [1, 2], "dtype": "bfloat16"},
+        {"sizes": [1, 2, 3], "dtype": "load"},
+    ],
+)
+def test_parts_of_a_flush_are_checked(fields: dict[str, Any]) -> None:
+    with pytest.raises(errors.CorruptError):
+        receiver_module.parse_parts(fields)
 
 
 def test_options_that_do_not_exist_are_refused(threads: Threads) -> None:

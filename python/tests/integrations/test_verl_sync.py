@@ -91,7 +91,7 @@ def test_a_copy_that_was_altered_is_refused_and_the_next_sync_heals_it(cluster: 
     ray.get(cluster.rollouts[2].flip_mirror.remote())
     cluster.on_trainers("step")
     with pytest.raises(
-        ray.exceptions.RayTaskError, match="nothing of this sync is applied, the next one sends everything"
+        ray.exceptions.RayTaskError, match="nothing of this sync was loaded, the next one sends everything"
     ):
         cluster.sync()
     for before, after in zip(held, cluster.on_rollouts("bits"), strict=True):

@@ -4,27 +4,28 @@
 verl calls, for every sync, `prepare` on all, `build_topology` on the driver, `init_process_group` on all,
 `send_weights` on the trainer and `receive_weights` on the rollout workers at the same time, and `finalize` on all.
 
-The group outlives a sync. It meets anew when a member is new or any rank's group broke. The sender sends everything
-(a seed) when any rollout worker does not hold what it holds: the first time, after a restart, after any failure.
+The group meets again when a member is new or any rank's group broke.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import ray
 import torch
 from verl.checkpoint_engine import CheckpointEngine
 
-from sparsecast.errors import GroupMismatchError, IncompleteError, PeerFailedError, UnsupportedError, UsageError
+from sparsecast.errors import PeerFailedError, UnsupportedError, UsageError
 
-from .._checkpoint_group import Group, Hello, leaders_of, membership, new_meeting
+from .._checkpoint_engine import DeltaEngine
+from .._checkpoint_group import Group, Plan, Topology, describe_rank
 from .._mirror import Mirror
+from .._node_files import NodeFiles
 from .receiver import (
-    ChunkReader,
+    Changed,
+    ChangeReader,
     Flush,
     Neighbours,
     Payload,
@@ -33,16 +34,12 @@ from .receiver import (
     sparse_flushes,
     sparse_payload,
 )
-from .sender import ChunkWriter, Gatherer, metrics_of, send_full, tell_ranks
+from .sender import ExportWriter, Gatherer, consume_full, metrics_of, tell_ranks
 
 _FAILED, _SEED, _STEADY, _STEADY_VERIFY = range(4)
 
-_CHUNK_BYTES = 1 << 30
 
-_INSTEAD = "take verl's own delta_sharded, which has no copy, by leaving out custom_backend_module"
-
-
-class SparsecastCheckpointEngine(CheckpointEngine):
+class SparsecastCheckpointEngine(DeltaEngine[ChangeReader], CheckpointEngine):
     """Options, all under `checkpoint_engine.engine_kwargs.delta_sharded`:
 
     - `channels`: what carries records: "control" (TCP, encrypted; the default) or "nccl".
@@ -58,17 +55,15 @@ class SparsecastCheckpointEngine(CheckpointEngine):
     """
 
     wire_format = "delta_flush"
+    options_at = "engine_kwargs.delta_sharded"
+    without_copy = "take verl's own delta_sharded, which has no copy, by leaving out custom_backend_module"
+    how_to_meet = "verl's manager has to call init_process_group before each sync"
 
     def __init__(
         self,
         bucket_size: int,
         is_master: bool = False,
         *,
-        channels: str = "control",
-        timeout: float = 600.0,
-        threads: int = 0,
-        interface: str = "",
-        shared_dir: str = "/dev/shm",
         verify_every: int = 0,
         batch_gather: int = 32,
         rollout_dtype: torch.dtype | str = torch.bfloat16,
@@ -76,74 +71,52 @@ class SparsecastCheckpointEngine(CheckpointEngine):
         group_name: str = "default",
         rebuild_group: bool = False,
         multi_sender: bool = False,
+        **options: Any,
     ) -> None:
         del encoding, group_name, rebuild_group, multi_sender
-        if channels not in ("control", "nccl"):
-            raise UsageError(f"engine_kwargs.delta_sharded.channels is 'control' or 'nccl', not {channels!r}")
+        super().__init__(bucket_size, **options)
         if isinstance(rollout_dtype, str):
             dtype = getattr(torch, rollout_dtype, None)
             if not isinstance(dtype, torch.dtype):
-                raise UsageError(f"engine_kwargs.delta_sharded.rollout_dtype: torch has no dtype {rollout_dtype!r}")
+                raise UsageError(f"{self.options_at}.rollout_dtype: torch has no dtype {rollout_dtype!r}")
             rollout_dtype = dtype
-        self.bucket_size = int(bucket_size)
         self.is_master = is_master
-        self._channels = channels
-        self._timeout = float(timeout)
-        self._threads = int(threads) or min(os.cpu_count() or 1, 8)
-        self._interface = interface
-        self._shared_dir = shared_dir
         self._verify_every = int(verify_every)
         self._batch_gather = int(batch_gather)
         self._dtype = rollout_dtype
-        self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._rank = -1
-        self._group: Group | None = None
-        self._mirror: Mirror | None = None
-        self._stream = ""
-        self._version = 0
         self._steady = 0
 
     # What verl calls before each sync.
 
     def prepare(self) -> dict[str, Any]:
         """Returns where this rank is, in which group, and, from the trainer's rank 0, where a new one could meet."""
-        group = self._group
-        return {
-            "node": str(ray.get_runtime_context().get_node_id()),
-            "member": group.membership if group is not None and group.healthy else "",
-            "meeting": new_meeting(self._own_address()) if self.is_master else None,
-        }
+        host = str(ray.util.get_node_ip_address()).strip("[]") if self.is_master else None
+        return describe_rank(str(ray.get_runtime_context().get_node_id()), self._group, host)
 
     @classmethod
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: Sequence[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """Decides whether all meet anew. The trainer's other ranks are in no group, and have rank -1."""
-        meeting = metadata[0]["meeting"]
-        if meeting is None:
+        if metadata[0]["meeting"] is None:
             raise UsageError("rank 0 of the trainer is not the master: verl has changed; see docs/integrations.md")
-        rollouts = metadata[actor_wg_world_size:]
-        nodes = [str(rollout["node"]) for rollout in rollouts]
+        topology = Topology.of(metadata[0], metadata[actor_wg_world_size:])
         size = 1 + rollout_world_size
-        members = [str(each["member"]) for each in (metadata[0], *rollouts)]
-        token = members[0].partition(":")[0]
-        keep = bool(token) and members == [membership(token, rank, size) for rank in range(size)]
-        order = sorted(set(nodes))
         actors, workers = actor_wg_world_size, rollout_world_size
         return (
             {
                 "rank": [0] + [-1] * (actors - 1),
                 "world_size": [size] * actors,
-                "meeting": [None if keep else meeting] * actors,
+                "meeting": [topology.meeting] * actors,
                 "node": [0] * actors,
                 "leader": [False] * actors,
             },
             {
                 "rank": list(range(1, size)),
                 "world_size": [size] * workers,
-                "meeting": [None if keep else meeting] * workers,
-                "node": [order.index(node) for node in nodes],
-                "leader": leaders_of(nodes),
+                "meeting": [topology.meeting] * workers,
+                "node": topology.nodes,
+                "leader": topology.leaders,
             },
         )
 
@@ -152,19 +125,8 @@ class SparsecastCheckpointEngine(CheckpointEngine):
     ) -> None:
         """Meets the others, unless the group is as it was."""
         self._rank = rank
-        if rank < 0 or meeting is None:
-            return
-        self._group = None  # Closes the connections of the one before.
-        self._group = Group(
-            meeting,
-            rank=rank,
-            size=world_size,
-            node=node,
-            leader=leader,
-            channels=self._channels,
-            interface=self._interface,
-            timeout=self._timeout,
-        )
+        if rank >= 0 and meeting is not None:
+            self._meet(meeting, rank, world_size, node, leader)
 
     def finalize(self) -> None:
         """Gives device memory back that the flushes had."""
@@ -175,76 +137,60 @@ class SparsecastCheckpointEngine(CheckpointEngine):
 
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, float] | None:
         """Runs one sync on a rank of the trainer; `weights` is verl's training engine. Returns rank 0's figures."""
-        plan, failure = _FAILED, None
+        plan, failure = None, None
         if self._rank == 0:
             try:
                 _refuse_adapters(weights)
-                plan = self._plan(global_steps)
+                plan = self._begin_sending(global_steps)
             except Exception as error:
                 failure = error
-        plan = tell_ranks(plan, self._device)
+        kind = _FAILED if plan is None else _SEED if plan.seed else _STEADY_VERIFY if plan.verify else _STEADY
+        kind = tell_ranks(kind, self._device)
         if failure is not None:
             raise self._failed(failure)
-        if plan == _FAILED:
+        if kind == _FAILED:
             raise PeerFailedError("rank 0 of the trainer could not begin the sync; its error says why")
         try:
-            return self._send(weights, plan)
+            return self._send(weights, kind, plan)
         except Exception as error:
             raise self._failed(error) from error
 
-    def _send(self, engine: Any, plan: int) -> dict[str, float] | None:
-        """Runs the exports, which are collective over the trainer's ranks; rank 0 sends them."""
-        writer, said_before = None, 0
-        if self._rank == 0:
+    def _begin_sending(self, step: int | None) -> Plan:
+        self._steady += 1
+        plan = self._begin(step, self._verify_every > 0 and self._steady % self._verify_every == 0)
+        if plan.seed:
+            self._steady = 0
+        return plan
+
+    def _send(self, engine: Any, kind: int, plan: Plan | None) -> dict[str, float] | None:
+        """Runs the exports, which are collective over the trainer's ranks; rank 0, which has the plan, sends them."""
+        writer = None
+        if plan is not None:
             assert self._mirror is not None
-            said_before = self._joined().bytes_said
-            writer = ChunkWriter(
-                self._joined(),
-                self._mirror,
-                stream=self._stream,
-                base=self._version,
-                seed=plan == _SEED,
-                chunk_bytes=min(self.bucket_size, _CHUNK_BYTES),
-                threads=self._threads,
-                timeout=self._timeout,
+            writer = ExportWriter(self._joined(), self._mirror, plan, self.bucket_size, self._threads)
+        if kind == _SEED:
+            consume_full(
+                engine.get_per_tensor_param()[0], self._dtype, partial(writer.take, writer.add_full) if writer else None
             )
-        if plan == _SEED:
-            send_full(engine.get_per_tensor_param()[0], self._dtype, writer.add_full if writer else None)
         else:
             Gatherer(self._batch_gather, self.bucket_size, writer).run(engine.get_per_tensor_param_delta_shard()[0])
         if writer is not None:
-            writer.flush()
-        if plan == _STEADY_VERIFY:
-            send_full(engine.get_per_tensor_param()[0], self._dtype, writer.compare if writer else None)
+            writer.take(writer.flush)
+        if kind == _STEADY_VERIFY:
+            consume_full(
+                engine.get_per_tensor_param()[0], self._dtype, partial(writer.take, writer.compare) if writer else None
+            )
         if writer is not None and writer.failure is None:
-            group = self._joined()
-            group.say("end", {"chunks": writer.totals.chunks})
-            group.vote()
-        if plan == _SEED:
+            writer.finish()
+        if kind == _SEED:
             # Weights do not move during a sync: the snapshots are what was sent.
             engine.prime_delta_snapshots()
-        if writer is None:
+        if writer is None or plan is None:
             return None
         if writer.failure is not None:
             raise writer.failure
-        self._version += 1
-        return metrics_of(writer.totals, self._joined().bytes_said - said_before, plan == _SEED)
-
-    def _plan(self, step: int | None) -> int:
-        group = self._joined()
-        hellos = group.greet(Hello(self._stream, self._version, step))
-        seed = not self._stream or any(
-            (hello.stream, hello.version) != (self._stream, self._version) for hello in hellos[1:]
-        )
-        verify = False
-        if seed:
-            self._stream, self._version, self._steady = secrets.token_hex(16), 0, 0
-            self._mirror = Mirror(_INSTEAD)
-        else:
-            self._steady += 1
-            verify = self._verify_every > 0 and self._steady % self._verify_every == 0
-        group.begin({"seed": seed, "verify": verify, "stream": self._stream, "base": self._version})
-        return _SEED if seed else _STEADY_VERIFY if verify else _STEADY
+        self._commit(plan)
+        return metrics_of(writer.totals, writer.group.message_bytes, plan.seed)
 
     # The rollout workers.
 
@@ -254,53 +200,31 @@ class SparsecastCheckpointEngine(CheckpointEngine):
         A caller that stops before the end has failed: everything is sent again next time.
         """
         group = self._joined()
-        stream, version = self._stream, self._version
-        if group.leader and self._mirror is None:
-            stream, version = "", 0
-        self._stream = ""  # Until the rollout has taken all of it.
-        try:
-            group.greet(Hello(stream, version, global_steps))
-            begin = group.hear_begin()
-            seed, verify, stream, base = _begin_fields(begin)
-            reader = self._reader(group, seed, stream, base) if group.leader else None
-            while (message := group.hear("chunk", "end"))["kind"] == "chunk":
-                if reader is not None:
-                    reader.read(message.get("tensors"))
-            if reader is not None and message.get("chunks") != reader.chunks:
-                raise IncompleteError(f"{reader.chunks} chunks came of {message.get('chunks')}", "sync")
-            group.vote()
-        except Exception as error:
-            raise self._failed(error) from error
-        yield from self._hand_over(group, reader, seed, verify)
-        self._stream, self._version = stream, base + 1
+        plan, reader = self._receive(global_steps)
+        yield from self._hand_over(group, plan, reader)
+        self._commit(plan)
 
-    def _reader(self, group: Group, seed: bool, stream: str, base: int) -> ChunkReader:
-        if seed:
-            self._mirror = None  # The memory of the old one first.
-            self._mirror = Mirror(_INSTEAD)
-        assert self._mirror is not None
-        return ChunkReader(
-            group,
-            self._mirror,
-            stream=stream,
-            base=base,
-            seed=seed,
-            threads=self._threads,
-            timeout=self._timeout,
-        )
+    def _has_copy(self, group: Group) -> bool:
+        return group.rank == 0 or group.leader
 
-    def _hand_over(self, group: Group, reader: ChunkReader | None, seed: bool, verify: bool) -> Iterator[Flush]:
-        assert group.node is not None
-        neighbours = Neighbours(group.node, self._shared_dir, self._timeout)
+    def _reader(self, group: Group, mirror: Mirror, plan: Plan) -> ChangeReader:
+        return ChangeReader(group, mirror, plan, self._threads)
+
+    def _hand_over(self, group: Group, plan: Plan, reader: ChangeReader | None) -> Iterator[Flush]:
+        files = NodeFiles(group.node, self._shared_dir, f"{self.options_at}.shared_dir", self._timeout)
+        neighbours = Neighbours(group.node, files, self._timeout)
         try:
             if reader is None:
-                while (taken := neighbours.take()) is not None:
-                    yield taken[0].named(self._device), taken[1]
+                for payload, is_last in neighbours.take():
+                    yield payload.named(self._device), is_last
                 return
-            for payload, is_last in self._payloads(reader, seed, verify):
-                neighbours.give(payload, is_last)
-                yield payload.named(self._device), is_last
-            neighbours.give(None, True)
+            sparse = [] if plan.seed else list(sparse_flushes(reader.changed, self.bucket_size))
+            dense = list(dense_flushes(reader.mirror, self.bucket_size)) if plan.seed or plan.verify else []
+            count = len(sparse) + len(dense)
+            neighbours.give_count(count)
+            for number, payload in enumerate(_payloads(reader.mirror, sparse, dense, plan.verify), 1):
+                neighbours.give(payload)
+                yield payload.named(self._device), number == count
         except GeneratorExit:
             group.give_up("a server of this node failed while it took the weights; its own error says why")
             raise
@@ -308,35 +232,12 @@ class SparsecastCheckpointEngine(CheckpointEngine):
             group.give_up(f"the weights could not be handed over on this node: {error}")
             raise
 
-    def _payloads(self, reader: ChunkReader, seed: bool, verify: bool) -> Iterator[tuple[Payload, bool]]:
-        mirror = self._mirror
-        assert mirror is not None
-        sparse = [] if seed else list(sparse_flushes(reader.changed, self.bucket_size))
-        dense = list(dense_flushes(mirror, self.bucket_size)) if seed or verify else []
-        left = len(sparse) + len(dense)
-        for changes in sparse:
-            left -= 1
-            yield sparse_payload(changes), left == 0
-        for names in dense:
-            left -= 1
-            yield dense_payload(mirror, names, verify=verify, is_last=left == 0), left == 0
 
-    # Both.
-
-    def _joined(self) -> Group:
-        group = self._group
-        if group is None or not group.healthy:
-            raise UsageError("no group: verl's manager has to call init_process_group before each sync")
-        return group
-
-    def _failed(self, error: Exception) -> Exception:
-        """Leaves the group, with the reason for the others; the next sync meets anew, and sends everything."""
-        self._stream = ""
-        consequence = "nothing of this sync is applied, the next one sends everything"
-        return error if self._group is None else self._group.fail(error, consequence)
-
-    def _own_address(self) -> str:
-        return str(ray.util.get_node_ip_address()).strip("[]")
+def _payloads(mirror: Mirror, sparse: list[list[Changed]], dense: list[list[str]], verify: bool) -> Iterator[Payload]:
+    for changes in sparse:
+        yield sparse_payload(changes)
+    for names in dense:
+        yield dense_payload(mirror, names, verify=verify, is_last=names is dense[-1])
 
 
 def _refuse_adapters(engine: Any) -> None:
@@ -349,10 +250,3 @@ def _refuse_adapters(engine: Any) -> None:
             "verl's delta_sharded has no LoRA: let the rollout share the trainer's GPUs (checkpoint_engine.backend="
             "naive), where verl hands over the adapter itself, or take another backend with model.lora.merge=True"
         )
-
-
-def _begin_fields(message: dict[str, Any]) -> tuple[bool, bool, str, int]:
-    seed, verify, stream, base = (message.get(name) for name in ("seed", "verify", "stream", "base"))
-    if type(seed) is not bool or type(verify) is not bool or type(stream) is not str or type(base) is not int:
-        raise GroupMismatchError("it does not say what to receive: install the same sparsecast everywhere", "begin")
-    return seed, verify, stream, base

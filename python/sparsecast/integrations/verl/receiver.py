@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rollout worker's end: records become changed elements, and these the flushes that verl's rollouts take.
+"""A rollout worker's end: records become changed elements, and the changed elements flushes that verl's rollouts take.
 
 The leader of a node decodes: records are checked, staged and applied to its mirror, whose digest is verified before and
 after; what differs from before are the changed elements. Its neighbours get the finished flushes through a file in
@@ -9,30 +9,24 @@ shared memory. Nothing is handed to a rollout before the whole group has voted.
 from __future__ import annotations
 
 import json
-import os
-import stat
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from verl.checkpoint_engine.delta_sync.encode import checksum
 
-from sparsecast import ControlChannel, Subscriber
+from sparsecast import ControlChannel
 from sparsecast.buffers import TORCH_DTYPES
-from sparsecast.errors import CorruptError, DigestMismatchError, Error, IoError, WrongBaseError
+from sparsecast.errors import CorruptError
 
-from .._checkpoint_group import Group
-from .._mirror import Mirror, dtype_word, parse_entries, torch_dtype
+from .._checkpoint_group import Group, Plan
+from .._chunks import ChunkReader
+from .._mirror import Mirror, dtype_word, torch_dtype
+from .._node_files import NodeFiles
 
 MOST_ELEMENTS = 64 << 20
 """Changed elements of one part of a flush: SGLang's loader needs 8 bytes of device memory for each while it writes."""
-
-_ELSEWHERE = (
-    "name a directory that all rollout workers of the node share and that has room for a bucket, as "
-    "engine_kwargs.delta_sharded.shared_dir"
-)
 
 Flush = tuple[list[tuple[str, torch.Tensor]], bool]
 """What verl's rollouts take: named tensors, and whether it is the last."""
@@ -48,55 +42,25 @@ class Changed:
     values: torch.Tensor
 
 
-class ChunkReader:
-    """Leader's half of a sync, up to the vote."""
+class ChangeReader(ChunkReader):
+    """The leader's reader, which keeps in `changed` what differs from before."""
 
-    def __init__(
-        self, group: Group, mirror: Mirror, *, stream: str, base: int, seed: bool, threads: int, timeout: float
-    ) -> None:
+    def __init__(self, group: Group, mirror: Mirror, plan: Plan, threads: int) -> None:
+        super().__init__(group, mirror, plan, threads)
         self.changed: list[Changed] = []
-        self.chunks = 0
-        self._group = group
-        self._mirror = mirror
-        self._stream = stream
-        self._base = base
-        self._seed = seed
-        self._threads = threads
-        self._timeout = timeout
 
-    def read(self, tensors: object) -> None:
-        """Receives the records of a chunk of these tensors and applies them to the mirror. Raises what is wrong with
-        them, and WrongBaseError for a mirror that is not what the sender has.
-        """
-        entries = parse_entries(tensors)
-        for entry in entries:
-            if self._seed:
-                self._mirror.add(entry)
-            else:
-                self._mirror.get(entry[0], entry[2], known=entry[1])
-        names = [name for name, _, _ in entries]
-        table, memories = self._mirror.described(names)
-        before = [] if self._seed else [self._mirror.flat_bits(name).clone() for name in names]
-        subscriber = Subscriber(
-            table, memories, version=self._base, stream_id=self._stream, threads=self._threads, audit_versions=1
-        )
-        try:
-            subscriber.sync(self._group.transport, 0, self._timeout)
-        except (WrongBaseError, DigestMismatchError) as error:
-            raise type(error)(
-                f"{error.message}: the copy of the weights in this worker's memory is not the sender's",
-                f"tensors {names[0]!r} to {names[-1]!r}",
-            ) from error
+    def _receive(self, new: bool, names: Sequence[str]) -> None:
+        before = [] if new else [self.mirror.flat_bits(name).clone() for name in names]
+        super()._receive(new, names)
         for name, old in zip(names, before, strict=False):
             self._collect(name, old)
-        self.chunks += 1
 
     def _collect(self, name: str, old: torch.Tensor) -> None:
-        new = self._mirror.flat_bits(name)
+        new = self.mirror.flat_bits(name)
         places = torch.ne(new, old).nonzero().view(-1)
         if places.numel() == 0:
             return
-        tensor = self._mirror.tensor(name)
+        tensor = self.mirror.tensor(name)
         values = new[places].view(tensor.dtype)
         self.changed.append(Changed(name, tuple(tensor.shape), places.to(torch.int32), values))
 
@@ -207,81 +171,51 @@ def dense_payload(mirror: Mirror, names: list[str], *, verify: bool, is_last: bo
 class Neighbours:
     """Flushes from the leader to the other rollout workers of its node, through files in shared memory."""
 
-    def __init__(self, node: ControlChannel, directory: str, timeout: float) -> None:
+    def __init__(self, node: ControlChannel, files: NodeFiles, timeout: float) -> None:
         self._node = node
-        self._directory = os.path.realpath(directory)
+        self._files = files
         self._timeout = timeout
 
-    def give(self, payload: Payload | None, is_last: bool) -> None:
-        """On the leader: returns when every neighbour has a copy. None says that no more come."""
+    def give_count(self, count: int) -> None:
+        """On the leader: says how many flushes follow."""
+        self._node.broadcast(str(count).encode(), self._timeout)
+
+    def give(self, payload: Payload) -> None:
+        """On the leader: returns when every neighbour has a copy."""
         if self._node.size == 1:
             return
-        if payload is None:
-            self._node.broadcast(json.dumps({"end": True}).encode(), self._timeout)
-            return
-        parts = [payload.manifest, b"" if payload.positions is None else _bytes(payload.positions)]
-        parts.append(_bytes(payload.values))
-        note = {
-            "sizes": [len(part) for part in parts],
-            "dense": payload.positions is None,
-            "dtype": dtype_word(payload.values.dtype),
-            "last": is_last,
-        }
-        try:
-            handle, path = tempfile.mkstemp(prefix="sparsecast-", dir=self._directory)
-        except OSError as error:
-            raise IoError(f"{error}; {_ELSEWHERE}", self._directory) from error
-        try:
-            with os.fdopen(handle, "wb") as file:
-                for part in parts:
-                    file.write(part)
-            self._node.broadcast(json.dumps({**note, "file": os.path.basename(path)}).encode(), self._timeout)
-            self._node.all_gather(b"", self._timeout)
-        except Error:
-            raise
-        except OSError as error:
-            raise IoError(f"{error}; {_ELSEWHERE}", path) from error
-        finally:
-            os.unlink(path)
+        positions = torch.empty(0) if payload.positions is None else payload.positions
+        parts = [memoryview(payload.manifest), _bytes(positions), _bytes(payload.values)]
+        sizes = [part.nbytes for part in parts]
+        self._files.create(sum(sizes), parts, sizes=sizes, dtype=dtype_word(payload.values.dtype))
 
-    def take(self) -> tuple[Payload, bool] | None:
-        """On a neighbour: returns the next flush, and whether it is the last; None when no more come."""
-        note = _note(self._node.broadcast(b"", self._timeout))
-        if note is None:
-            return None
-        name, sizes, dtype, dense, last = note
-        path = os.path.join(self._directory, name)
-        try:
-            with open(path, "rb") as file:
-                state = os.fstat(file.fileno())
-                if not stat.S_ISREG(state.st_mode) or state.st_uid != os.getuid() or state.st_size != sum(sizes):
-                    raise CorruptError(f"it is not the leader's file of {sum(sizes)} bytes", path)
-                manifest, positions, values = (bytearray(file.read(size)) for size in sizes)
-        except OSError as error:
-            raise IoError(f"{error}; {_ELSEWHERE}", path) from error
-        self._node.all_gather(b"", self._timeout)
-        return Payload(
-            bytes(manifest), None if dense else _tensor(positions, torch.uint8), _tensor(values, torch_dtype(dtype))
-        ), last
+    def take(self) -> Iterator[tuple[Payload, bool]]:
+        """On a neighbour: yields the flushes, and whether each is the last."""
+        count = int(self._node.broadcast(b"", self._timeout))
+        for number in range(count):
+            memory, fields = self._files.open()
+            sizes, dtype = parse_parts(fields)
+            if sum(sizes) != len(memory):
+                raise CorruptError(f"its parts have {sizes} bytes, and it {len(memory)}", "flush")
+            manifest, positions, values = (bytearray(memory.read(size)) for size in sizes)
+            yield (
+                Payload(
+                    bytes(manifest),
+                    _tensor(positions, torch.uint8) if positions else None,
+                    _tensor(values, dtype),
+                ),
+                number == count - 1,
+            )
 
 
-def _note(data: bytes) -> tuple[str, list[int], str, bool, bool] | None:
-    try:
-        fields = json.loads(data)
-    except ValueError as error:
-        raise CorruptError(f"it is not JSON ({error})", "flush") from error
-    if isinstance(fields, dict) and fields.get("end") is True:
-        return None
-    if not isinstance(fields, dict):
-        raise CorruptError("it is not a JSON object", "flush")
-    name, sizes, code = fields.get("file"), fields.get("sizes"), TORCH_DTYPES.get(str(fields.get("dtype")))
-    if not isinstance(name, str) or os.path.basename(name) != name or not name.startswith("sparsecast-"):
-        raise CorruptError(f"{name!r} is no file of the leader", "flush")
+def parse_parts(fields: Mapping[str, Any]) -> tuple[list[int], torch.dtype]:
+    """Returns the bytes of a flush's parts, and the dtype of its values. Raises CorruptError."""
+    sizes, code = fields.get("sizes"), TORCH_DTYPES.get(str(fields.get("dtype")))
     if not isinstance(sizes, list) or len(sizes) != 3 or not all(type(size) is int and size >= 0 for size in sizes):
         raise CorruptError(f"{sizes!r} are no sizes", "flush")
     if code is None:
         raise CorruptError(f"there is no dtype {fields.get('dtype')!r}", "flush")
-    return name, sizes, code, fields.get("dense") is True, fields.get("last") is True
+    return sizes, torch_dtype(code)
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

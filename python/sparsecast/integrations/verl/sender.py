@@ -1,116 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sender, on rank 0 of the trainer: what verl's export yields becomes chunks of records.
-
-A chunk is a delta over some tensors: those of a seed from zeros, those of a steady sync from the mirror, with the values
-of the step before. A `Publisher` made for the chunk holds the old values for as long as the chunk lasts, so that what
-stays in host memory between syncs is one copy.
-"""
+"""The sender, on rank 0 of the trainer: what verl's export yields becomes chunks of records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from verl.checkpoint_engine.delta_sync.sparse_gather import gather_slot_entries_to_rank0
 
-from sparsecast import Publisher
 from sparsecast.buffers import bits_of, dtype_name
-from sparsecast.errors import CorruptError, DigestMismatchError, Error, UsageError
+from sparsecast.errors import CorruptError, DigestMismatchError, UsageError
 
-from .._checkpoint_group import Group
-from .._mirror import LARGEST_TENSOR, Mirror, as_json, host_bits
+from .._checkpoint_group import Group, Plan
+from .._chunks import ChunkWriter, Totals
+from .._mirror import Mirror, host_bits
 
-MOST_TENSORS = 2048
-"""Tensors of one chunk; bounds its message."""
-
-_Change = tuple[torch.Tensor, torch.Tensor]
-"""Flat positions, and the values' bits, in host memory."""
+LARGEST_TENSOR = (1 << 31) - 1
+"""Elements: verl's receivers take positions as int32."""
 
 
-@dataclass
-class Totals:
-    """Figures of one sync."""
+class ExportWriter(ChunkWriter):
+    """Sends tensors of verl's exports.
 
-    elements: int = 0
-    changed: int = 0
-    chunks: int = 0
-    record_bytes: int = 0
-
-
-class ChunkWriter:
-    """Collects tensors until a chunk is full, and sends it.
-
-    An error of the group is kept in `failure` and nothing more is sent: the export is collective over the trainer's
+    An error of `take` is kept in `failure`, and nothing more is sent: the export is collective over the trainer's
     ranks, and has to be consumed to its end.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        mirror: Mirror,
-        *,
-        stream: str,
-        base: int,
-        seed: bool,
-        chunk_bytes: int,
-        threads: int,
-        timeout: float,
-    ) -> None:
-        self.totals = Totals()
+    def __init__(self, group: Group, mirror: Mirror, plan: Plan, chunk_bytes: int, threads: int) -> None:
+        super().__init__(group, mirror, plan, chunk_bytes, threads)
         self.failure: Exception | None = None
-        self._group = group
-        self._mirror = mirror
-        self._stream = stream
-        self._base = base
-        self._seed = seed
-        self._chunk_bytes = chunk_bytes
-        self._threads = threads
-        self._timeout = timeout
-        self._full: dict[str, torch.Tensor] = {}
-        self._changes: dict[str, list[_Change]] = {}
-        self._bytes = 0
 
-    def add_full(self, name: str, tensor: torch.Tensor) -> None:
-        """Adds a whole tensor of a seed."""
-        self._guard(lambda: self._add_full(name, tensor))
-
-    def add_changes(
-        self, name: str, dtype: str, shape: Sequence[int], positions: torch.Tensor, values: torch.Tensor
-    ) -> None:
-        """Adds changed elements of a tensor, by flat positions; also none, which only counts the tensor."""
-        self._guard(lambda: self._add_changes(name, dtype, shape, positions, values))
-
-    def compare(self, name: str, tensor: torch.Tensor) -> None:
-        """Raises (through `failure`) DigestMismatchError unless the tensor is what has been sent."""
-        self._guard(lambda: self._compare(name, tensor))
-
-    def flush(self) -> None:
-        """Sends what is left."""
-        self._guard(self._send)
-
-    def _guard(self, work: Callable[[], None]) -> None:
+    def take(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Calls one of the methods below, unless an earlier call has failed."""
         if self.failure is not None:
             return
         try:
-            work()
+            work(*arguments)
         except Exception as error:
             self.failure = error
-            self._group.give_up(f"the trainer's rank 0 failed: {error}")
+            self.group.give_up(f"the trainer's rank 0 failed: {error}")
 
-    def _add_full(self, name: str, tensor: torch.Tensor) -> None:
+    def add_full(self, name: str, tensor: torch.Tensor) -> None:
+        """Adds a whole tensor of a seed."""
         if tensor.numel() > LARGEST_TENSOR:
             raise UsageError(f"{tensor.numel()} elements: verl's receivers take int32 positions", f"tensor {name!r}")
-        shape = tuple(int(extent) for extent in tensor.shape)
-        self._mirror.add((name, dtype_name(tensor.dtype), shape))
-        self._full[name] = host_bits(tensor)
-        self._grow(name, tensor.numel())
+        self.totals.elements += tensor.numel()
+        self.add_new((name, dtype_name(tensor.dtype), tuple(tensor.shape)), host_bits(tensor))
 
-    def _add_changes(
+    def add_elements(
         self, name: str, dtype: str, shape: Sequence[int], positions: torch.Tensor, values: torch.Tensor
     ) -> None:
+        """Adds changed elements of a tensor, by flat positions; also none, which only counts the tensor."""
         held = self._mirror.get(name, shape)
         self.totals.elements += held.numel()
         if positions.numel() == 0:
@@ -132,47 +74,10 @@ class ChunkWriter:
                 f"the export names positions outside of its {held.numel()} elements, or too few values",
                 f"tensor {name!r}",
             )
-        first = name not in self._changes
-        self._changes.setdefault(name, []).append((places, host_bits(values)))
-        if first:
-            self._grow(name, held.numel())
+        self.add_change(name, host_bits(values), places)
 
-    def _grow(self, name: str, elements: int) -> None:
-        self._bytes += elements * self._mirror.tensor(name).element_size()
-        if self._bytes >= self._chunk_bytes or max(len(self._full), len(self._changes)) >= MOST_TENSORS:
-            self._send()
-
-    def _send(self) -> None:
-        names = list(self._full if self._seed else self._changes)
-        if not names:
-            return
-        table, memories = self._mirror.described(names)
-        publisher = Publisher(
-            table,
-            memories,
-            version=self._base,
-            stream_id=self._stream,
-            values="raw" if self._seed else "ulp",
-            threads=self._threads,
-        )
-        for name, bits in self._full.items():
-            self._mirror.flat_bits(name).copy_(bits)
-            self.totals.elements += bits.numel()
-        for name, changes in self._changes.items():
-            live = self._mirror.flat_bits(name)
-            for places, values in changes:
-                live[places] = values
-        self._full, self._changes, self._bytes = {}, {}, 0
-        self._group.say("chunk", {"tensors": as_json([self._mirror.entry(name) for name in names])})
-        try:
-            report = publisher.sync(self._group.transport, self._timeout)
-        except Error as error:
-            raise type(error)(error.message, f"tensors {names[0]!r} to {names[-1]!r}") from error
-        self.totals.chunks += 1
-        self.totals.changed += report.changed
-        self.totals.record_bytes += report.wire_bytes
-
-    def _compare(self, name: str, tensor: torch.Tensor) -> None:
+    def compare(self, name: str, tensor: torch.Tensor) -> None:
+        """Raises DigestMismatchError unless the tensor is what has been sent."""
         sent = self._mirror.get(name, tensor.shape)
         different = int(torch.ne(bits_of(sent.view(-1)), host_bits(tensor)).sum())
         if different:
@@ -186,7 +91,7 @@ class ChunkWriter:
 class Gatherer:
     """Brings the entries of verl's sparse export together on rank 0, some at a time, in the same order on every rank."""
 
-    def __init__(self, at_once: int, round_bytes: int, writer: ChunkWriter | None) -> None:
+    def __init__(self, at_once: int, round_bytes: int, writer: ExportWriter | None) -> None:
         self._at_once = max(at_once, 1)
         self._round_bytes = round_bytes
         self._writer = writer
@@ -238,11 +143,11 @@ class Gatherer:
         for name, shape in slots:
             positions, values = next(parts)
             if self._writer is not None:
-                self._writer.add_changes(name, dtype, shape, positions, values)
+                self._writer.take(self._writer.add_elements, name, dtype, shape, positions, values)
 
 
-def send_full(
-    weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, take: Callable[..., None] | None
+def consume_full(
+    weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, take: Callable[[str, torch.Tensor], None] | None
 ) -> None:
     """Consumes a full export, which is collective; gives its tensors, cast to `dtype` if they are floating, to `take`."""
     for name, tensor in weights:
@@ -261,17 +166,16 @@ def tell_ranks(plan: int, device: str) -> int:
     return int(word.item())
 
 
-def metrics_of(totals: Totals, said_bytes: int, seed: bool) -> dict[str, float]:
+def metrics_of(totals: Totals, message_bytes: int, seed: bool) -> dict[str, float]:
     """Returns the figures under verl's names, and whether everything was sent."""
-    prefix = "checkpoint_engine/"
     figures: Mapping[str, float] = {
         "changed_ratio": (totals.changed / totals.elements if totals.elements else 0.0) if not seed else 1.0,
         "changed_elems": float(totals.elements if seed else totals.changed),
-        "payload_mbytes": (totals.record_bytes + said_bytes) / (1 << 20),
+        "payload_mbytes": (totals.record_bytes + message_bytes) / (1 << 20),
         "flushes": float(totals.chunks),
         "seed": float(seed),
     }
-    return {prefix + name: value for name, value in figures.items()}
+    return {f"checkpoint_engine/{name}": value for name, value in figures.items()}
 
 
 def _of_one_dtype(entries: list[Sequence[Any]]) -> list[list[Sequence[Any]]]:

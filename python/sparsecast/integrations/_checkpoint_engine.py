@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the checkpoint engines of verl and NeMo-RL have in common: the state of one rank, and the steps of a sync.
+
+The group outlives a sync. The sender sends everything (a seed) when any rollout worker does not hold what the sender
+holds: the first time, after a restart, after any failure.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from sparsecast.engines.release import own_release
+from sparsecast.errors import UsageError
+
+from ._checkpoint_group import Group, Hello, Plan
+from ._chunks import ChunkReader
+from ._mirror import Mirror
+
+Reader = TypeVar("Reader", bound=ChunkReader)
+
+
+class DeltaEngine(Generic[Reader]):
+    """One rank: the sender (rank 0 of the group), a rollout worker, or (rank -1) another rank of the trainer."""
+
+    options_at: ClassVar[str]
+    """Where users of the framework write options."""
+    without_copy: ClassVar[str]
+    """What to do where the weights do not fit into host memory twice."""
+    how_to_meet: ClassVar[str]
+    """What to do where there is no group, or a broken one."""
+
+    def __init__(
+        self,
+        bucket_size: int,
+        *,
+        channels: str = "control",
+        timeout: float = 600.0,
+        threads: int = 0,
+        interface: str = "",
+        shared_dir: str = "/dev/shm",
+    ) -> None:
+        if channels not in ("control", "nccl"):
+            raise UsageError(f"{self.options_at}.channels is 'control' or 'nccl', not {channels!r}")
+        self.bucket_size = int(bucket_size)
+        self._channels = channels
+        self._timeout = float(timeout)
+        self._threads = int(threads) or min(os.cpu_count() or 1, 8)
+        self._interface = interface
+        self._shared_dir = shared_dir
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._rank = -1
+        self._group: Group | None = None
+        self._mirror: Mirror | None = None
+        self._stream = ""
+        self._version = 0
+
+    def _meet(self, meeting: Mapping[str, Any], rank: int, size: int, node: int, leader: bool) -> None:
+        """Joins a new group."""
+        self._group = None  # Closes the connections of the one before.
+        self._group = Group(
+            meeting,
+            rank=rank,
+            size=size,
+            node=node,
+            leader=leader,
+            channels=self._channels,
+            interface=self._interface,
+            timeout=self._timeout,
+        )
+
+    def _joined(self) -> Group:
+        """Returns the group. Raises UsageError if there is none that works."""
+        group = self._group
+        if group is None or not group.healthy:
+            reason = group.reason() if group is not None else ""
+            broken = f", or an earlier sync broke it ({reason})" if reason else ""
+            raise UsageError(f"there is no group{broken}: {self.how_to_meet}")
+        return group
+
+    def _has_copy(self, group: Group) -> bool:
+        """Returns whether this rank has a mirror."""
+        del group
+        return True
+
+    def _begin(self, step: int | None = None, verify: bool = False) -> Plan:
+        """Begins a sync: returns the plan of all ranks; collective over the group. Until `_commit` this rank holds
+        nothing, so that a sync which fails anywhere makes the next one send everything.
+        """
+        group = self._joined()
+        has_copy = self._has_copy(group)
+        stream = "" if has_copy and self._mirror is None else self._stream
+        self._stream = ""
+        hello = Hello(own_release(), stream, self._version, step, secrets.token_hex(16), verify)
+        plan = group.plan(hello)
+        if plan.seed:
+            self._mirror = None  # The memory of the old one first.
+            self._mirror = Mirror(self.without_copy) if has_copy else None
+        return plan
+
+    def _receive(self, step: int | None = None) -> tuple[Plan, Reader | None]:
+        """Runs a sync on a rollout worker up to the vote."""
+        try:
+            group = self._joined()
+            plan = self._begin(step)
+            reader = self._reader(group, self._mirror, plan) if self._mirror is not None else None
+            while (chunk := group.next_chunk()) is not None:
+                if reader is not None:
+                    reader.read(*chunk)
+            group.vote()
+            return plan, reader
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _reader(self, group: Group, mirror: Mirror, plan: Plan) -> Reader:
+        raise NotImplementedError
+
+    def _commit(self, plan: Plan) -> None:
+        """Ends a sync: this rank holds its version."""
+        self._stream, self._version = plan.stream, plan.base + 1
+
+    def _failed(self, error: Exception) -> Exception:
+        """Leaves the group, with the reason for the others. Returns what to raise."""
+        self._stream = ""
+        consequence = "nothing of this sync was loaded, the next one sends everything"
+        return error if self._group is None else self._group.fail(error, consequence)

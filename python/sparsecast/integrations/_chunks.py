@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks of a sync: a delta over some tensors each, from the mirror of the sender to those of the rollout workers.
+
+A chunk has tensors that are new, from zeros, or tensors that changed, from the values of the step before. The
+`Publisher` and the `Subscriber` made for the chunk hold what they need for as long as the chunk lasts, so that what
+stays in host memory between syncs is one copy. They check release, stream, versions and digests by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from sparsecast import Publisher, Subscriber
+from sparsecast.errors import DigestMismatchError, Error, WrongBaseError
+
+from ._checkpoint_group import Group, Plan
+from ._mirror import Entry, Mirror
+
+_MOST_TENSORS = 1024
+"""Tensors of one chunk: the message that names them stays below the 1 MiB of a control channel."""
+
+_MOST_BYTES = 1 << 30
+"""Of the tensors of one chunk, but for the last of them."""
+
+
+@dataclass
+class Totals:
+    """Figures of one sync: tensors and elements of the export, tensors sent, elements that changed, bytes of records."""
+
+    tensors: int = 0
+    elements: int = 0
+    sent_tensors: int = 0
+    changed: int = 0
+    chunks: int = 0
+    record_bytes: int = 0
+
+
+@dataclass
+class _Waiting:
+    """Tensors of the next chunk: by name, the changes that are to be written into the mirror."""
+
+    changes: dict[str, list[tuple[torch.Tensor | None, torch.Tensor]]] = field(default_factory=dict)
+    nbytes: int = 0
+
+
+class ChunkWriter:
+    """The sender's half of a sync: collects tensors until a chunk is full, and sends it."""
+
+    def __init__(self, group: Group, mirror: Mirror, plan: Plan, chunk_bytes: int, threads: int) -> None:
+        self.totals = Totals()
+        self.group = group
+        self._mirror = mirror
+        self._plan = plan
+        self._chunk_bytes = min(chunk_bytes, _MOST_BYTES)
+        self._threads = threads
+        self._new = _Waiting()
+        self._changed = _Waiting()
+
+    def add_new(self, entry: Entry, bits: torch.Tensor) -> None:
+        """Adds a whole tensor, which must not change until its chunk is sent, to the mirror and to the next chunk."""
+        self._mirror.add(entry)
+        self._add(self._new, entry[0], None, bits)
+
+    def add_change(self, name: str, bits: torch.Tensor, positions: torch.Tensor | None = None) -> None:
+        """Adds elements of a tensor of the mirror at flat positions, or all of them, to the next chunk."""
+        self._add(self._changed, name, positions, bits)
+
+    def flush(self) -> None:
+        """Sends what waits."""
+        self._send(self._changed)
+        self._send(self._new)
+
+    def finish(self) -> None:
+        """Sends what waits, and returns when every rank has all of the sync."""
+        self.flush()
+        self.group.announce_end()
+        self.group.vote()
+
+    def _add(self, waiting: _Waiting, name: str, positions: torch.Tensor | None, bits: torch.Tensor) -> None:
+        changes = waiting.changes.setdefault(name, [])
+        changes.append((positions, bits))
+        if len(changes) > 1:
+            return
+        waiting.nbytes += self._mirror.tensor(name).nbytes
+        if waiting.nbytes >= self._chunk_bytes or len(waiting.changes) >= _MOST_TENSORS:
+            self._send(waiting)
+
+    def _send(self, waiting: _Waiting) -> None:
+        names = list(waiting.changes)
+        if not names:
+            return
+        new = waiting is self._new
+        table, memories = self._mirror.described(names)
+        publisher = Publisher(
+            table,
+            memories,
+            version=self._plan.base,
+            stream_id=self._plan.stream,
+            values="raw" if new else "ulp",
+            threads=self._threads,
+        )
+        for name, changes in waiting.changes.items():
+            live = self._mirror.flat_bits(name)
+            for positions, bits in changes:
+                live[slice(None) if positions is None else positions] = bits
+        waiting.changes, waiting.nbytes = {}, 0
+        self.group.announce(new, [self._mirror.entry(name) for name in names])
+        try:
+            report = publisher.sync(self.group.transport, self.group.timeout)
+        except Error as error:
+            raise type(error)(error.message, f"tensors {names[0]!r} to {names[-1]!r}") from error
+        self.totals.chunks += 1
+        self.totals.sent_tensors += len(names)
+        self.totals.changed += report.changed
+        self.totals.record_bytes += report.wire_bytes
+
+
+class ChunkReader:
+    """A rollout worker's half of a sync, up to the vote. `names` are the tensors that came."""
+
+    def __init__(self, group: Group, mirror: Mirror, plan: Plan, threads: int) -> None:
+        self.names: list[str] = []
+        self._group = group
+        self.mirror = mirror
+        self._plan = plan
+        self._threads = threads
+
+    def read(self, new: bool, entries: Sequence[Entry]) -> None:
+        """Takes a chunk: on the leader of a node, receives its records and applies them to the mirror. Raises what is
+        wrong with them, and WrongBaseError for a mirror that is not what the sender has.
+        """
+        if new:
+            for entry, memory in zip(entries, self._allocate(entries), strict=True):
+                self.mirror.add(entry, memory)
+        else:
+            for name, code, shape in entries:
+                self.mirror.get(name, shape, known=code)
+        names = [name for name, _, _ in entries]
+        if self._group.leader:
+            self._receive(new, names)
+        self.names += names
+
+    def _allocate(self, entries: Sequence[Entry]) -> Sequence[torch.Tensor | None]:
+        """Returns the memory for new tensors, zeros; None for memory of this process."""
+        return [None] * len(entries)
+
+    def _receive(self, new: bool, names: Sequence[str]) -> None:
+        del new
+        table, memories = self.mirror.described(names)
+        subscriber = Subscriber(
+            table,
+            memories,
+            version=self._plan.base,
+            stream_id=self._plan.stream,
+            threads=self._threads,
+            audit_versions=1,
+        )
+        try:
+            subscriber.sync(self._group.transport, 0, self._group.timeout)
+        except (WrongBaseError, DigestMismatchError) as error:
+            raise type(error)(
+                f"{error.message}: the copy of the weights in this node's memory is not the sender's",
+                f"tensors {names[0]!r} to {names[-1]!r}",
+            ) from error
