@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a collective step: the trainer blocks in its call while the engines are led through theirs over HTTP."""
+"""Runs a collective step: the trainer blocks in its call while the engines are led through their calls."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from sparsecast.control.errors import EndpointError
-from sparsecast.control.fleet import Engine, Step, attempt
+from sparsecast.control.fleet import Member, Step, attempt
 from sparsecast.control.loop import LoopThread
-from sparsecast.control.world import SyncSource
 
 _GRACE_SECONDS = 2.0  # in which others may report a failure in their own words before they are cut off
 _SLACK_SECONDS = 30.0  # after all deadlines of a coroutine, until it is taken for lost
@@ -27,14 +26,15 @@ class Stopped(Exception):
 
 
 class BothSides:
-    """Runs the trainer's side and the engines' side of a step at once, and ends both if either fails. `failures` has
-    the errors of engines by the engine's name, and `trainer_failure` what the trainer's side raised.
+    """Runs the two sides at once and ends both if either fails. `failures` are those of the engines, by name.
+
+    abort   makes the call of the trainer raise soon, with a reason; thread-safe. None: the call ends at its deadline.
     """
 
-    def __init__(self, source: SyncSource, loop: LoopThread) -> None:
+    def __init__(self, abort: Callable[[str], None] | None, loop: LoopThread) -> None:
         self.failures: dict[str, EndpointError] = {}
         self.trainer_failure: BaseException | None = None
-        self._source = source
+        self._abort = abort
         self._loop = loop
         self._stop: asyncio.Event | None = None
 
@@ -65,9 +65,9 @@ class BothSides:
         if self._stop is not None:
             self._stop.set()
 
-    async def phase(self, step: str, engines: list[Engine], action: Step, until: float) -> None:
-        """Does `action` on all of `engines`, at the latest until the monotonic time `until`. Once an engine or the
-        trainer has failed, the other engines get a short time and are then cancelled, and `Stopped` is raised.
+    async def phase(self, step: str, engines: Sequence[Member], action: Step[Member], until: float) -> None:
+        """Runs the step on all of `engines` until `until` (monotonic). Once an engine or the trainer has failed, the
+        others get a short time and are then cancelled. Raises `Stopped`.
         """
         assert self._stop is not None
         if self._stop.is_set():
@@ -89,9 +89,9 @@ class BothSides:
         if failed:
             raise Stopped
 
-    async def last_phase(self, step: str, engines: list[Engine], action: Step) -> None:
-        """Does `action`, the last of a step, on all of `engines`. None is cancelled: each ends by itself, soon if the
-        trainer can be told of a failure. Raises `Stopped` if an engine failed.
+    async def last_phase(self, step: str, engines: Sequence[Member], action: Step[Member]) -> None:
+        """Runs the last step: no engine is cancelled. Each ends by itself, soon if the trainer can be told of a
+        failure.
         """
         tasks = {engine.name: asyncio.ensure_future(attempt(engine, step, action)) for engine in engines}
         for task in asyncio.as_completed(tasks.values()):
@@ -104,11 +104,10 @@ class BothSides:
             raise Stopped
 
     def _abort_for(self, tasks: _Tasks) -> None:
-        """Calls `abort` of the source, if it has that method and an engine has failed, with the first failure."""
-        abort = getattr(self._source, "abort", None)
+        """Tells the trainer of the first failure."""
         errors = [error for task in tasks.values() if task.done() and (error := task.result()) is not None]
-        if errors and abort is not None:
-            abort(str(errors[0]))
+        if errors and self._abort is not None:
+            self._abort(str(errors[0]))
 
 
 async def _outcomes(step: str, tasks: _Tasks, *, wait: bool = False) -> dict[str, EndpointError]:

@@ -7,6 +7,7 @@ import asyncio
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol, TypeVar
 
 from sparsecast.control.endpoints import Endpoint, Registry
 from sparsecast.control.engine import EngineClient, PauseMode
@@ -20,7 +21,17 @@ from sparsecast.errors import UsageError
 
 _CLIENTS: dict[str, type[EngineClient]] = {"sglang": SglangClient, "vllm": VllmClient}
 
-Step = Callable[["Engine"], Awaitable[object]]
+
+class Named(Protocol):
+    """What a step is run on."""
+
+    @property
+    def name(self) -> str:
+        """In messages."""
+
+
+Member = TypeVar("Member", bound=Named)
+Step = Callable[[Member], Awaitable[object]]
 
 
 class Engine:
@@ -119,8 +130,8 @@ def mark_failed(engine: Engine, error: EndpointError) -> None:
         engine.record.state = State.FENCED if error.code == "fenced" else State.UNHEALTHY
 
 
-async def attempt(engine: Engine, step: str, action: Step) -> EndpointError | None:
-    """Does `action` on one engine. Returns None, or whatever exception it raised as an `EndpointError` of `step`."""
+async def attempt(engine: Member, step: str, action: Step[Member]) -> EndpointError | None:
+    """Runs one step on one engine; returns any exception as an `EndpointError`."""
     try:
         await action(engine)
     except EndpointError as error:
@@ -130,10 +141,8 @@ async def attempt(engine: Engine, step: str, action: Step) -> EndpointError | No
     return None
 
 
-async def on_each(engines: Iterable[Engine], step: str, action: Step) -> dict[str, EndpointError]:
-    """Does `action` on all engines at once, and waits until all have ended. Returns the errors of `step` by the
-    engine's name.
-    """
+async def on_each(engines: Iterable[Engine], step: str, action: Step[Engine]) -> dict[str, EndpointError]:
+    """Runs the step on all engines at once; returns the errors by endpoint once all have ended."""
     engines = list(engines)
     errors = await asyncio.gather(*(attempt(engine, step, action) for engine in engines))
     return {engine.name: error for engine, error in zip(engines, errors, strict=True) if error is not None}

@@ -284,7 +284,7 @@ class ControlPlane:
         holder = self._holder
         return f"{holder}, since {time.monotonic() - self._held_since:.1f} s" if holder else ""
 
-    def _on_all(self, what: str, names: Iterable[str] | None, action: Step, by: str) -> None:
+    def _on_all(self, what: str, names: Iterable[str] | None, action: Step[Engine], by: str) -> None:
         with self._exclusive(what, by):
             engines = self._fleet.engines(names)
             errors = self._fleet.loop.run(on_each(engines, what, action))

@@ -44,7 +44,7 @@ class SyncRound:
         self._fleet = fleet
         self._group = group
         self._policy = policy
-        self._sides = BothSides(source, fleet.loop)
+        self._sides = BothSides(getattr(source, "abort", None), fleet.loop)
         self._failures = self._sides.failures
         self._engines: list[Engine] = []
         self._left_out: list[Engine] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 from sparsecast.control.endpoints import Placement
@@ -62,13 +63,93 @@ def update_info(base_version: int) -> dict[str, Any]:
     return {"base_version": base_version}
 
 
-class VllmClient(EngineClient):
+class UpdateSteps(ABC):
+    """`receive`, `staged`, `apply`, `finish` and `cancel` of `EngineClient`, over whatever carries the calls."""
+
+    # A missing feature is remembered for one sync only: a proxy answers 404 while its server starts, too.
+    _tells_states = True  # False once the workers of this sync are known not to have the extension
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the engine, in messages."""
+
+    @abstractmethod
+    async def _post(
+        self, path: str, step: str, timeout: float, body: dict[str, Any] | None = None, **params: str
+    ) -> dict[str, Any]:
+        """Calls a route of the server, whose JSON is `body`; returns the answer. Raises `EndpointError`."""
+
+    async def receive(self, base_version: int, timeout: float) -> None:
+        until = time.monotonic() + timeout
+        self._tells_states = True
+        try:
+            await self._post("/start_weight_update", "receive", timeout)
+        except EndpointError as error:
+            if "already active" not in error.message:
+                raise
+            # A session is left from an update whose end did not arrive.
+            await self.cancel(until - time.monotonic())
+            await self._post("/start_weight_update", "receive", until - time.monotonic())
+
+    async def staged(self, timeout: float) -> None:
+        """Waits until the workers have staged the version, if they have the worker extension; otherwise the apply
+        waits.
+        """
+        until = time.monotonic() + timeout
+        pause = _FIRST_POLL_SECONDS
+        while self._tells_states:
+            states = await self._states(until - time.monotonic())
+            if states == {"staged"}:
+                return
+            failed = states - {"receiving", "staged"}
+            if failed and self._tells_states:
+                message = f"a worker is {', '.join(sorted(failed))} instead of receiving"
+                raise EndpointError(self.name, "staged", message, echo="broken" in failed)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LAST_POLL_SECONDS)
+
+    async def _states(self, timeout: float) -> set[str]:
+        body = {"method": "sparsecast_status"}
+        try:
+            answer = await self._post("/collective_rpc", "staged", timeout, body)
+        except EndpointError as error:
+            if error.code in ("timeout", "io", "unauthenticated"):
+                raise
+            self._tells_states = False
+            return set()
+        results = answer.get("results")
+        workers = results if isinstance(results, list) else []
+        return {str(worker.get("state")) if isinstance(worker, dict) else "unknown" for worker in workers}
+
+    async def apply(self, base_version: int, timeout: float) -> None:
+        await self._post("/update_weights", "apply", timeout, {"update_info": update_info(base_version)})
+
+    async def finish(self, version: int, timeout: float) -> None:
+        await self._post("/finish_weight_update", "finish", timeout, {"weight_version": str(version)})
+
+    async def cancel(self, timeout: float) -> None:
+        # The first call makes the backend drop the staged version and raise an error, which leaves the session of vLLM
+        # open; the second call closes it. After a failed /update_weights the session is already closed, and both calls
+        # fail.
+        until = time.monotonic() + timeout
+        try:
+            await self._post("/finish_weight_update", "cancel", timeout)
+        except EndpointError as error:
+            if error.code in ("timeout", "io"):
+                raise
+            await self._post("/finish_weight_update", "cancel", until - time.monotonic())
+
+
+class VllmClient(UpdateSteps, EngineClient):
     """Client of a vLLM server (see `EngineClient`)."""
 
     pause_modes = frozenset(_PAUSE_MODES)
-    # A missing feature is remembered for one sync only: a proxy answers 404 while its server starts, too.
-    _tells_states = True  # False once the workers of this sync are known not to have the extension
-    _warned = False  # whether it was logged that the server has no leases
+    _warned = False  # that the server has no leases; until it has
+
+    @property
+    def name(self) -> str:
+        return self.endpoint.name
 
     async def _post(
         self, path: str, step: str, timeout: float, body: dict[str, Any] | None = None, **params: str
@@ -125,48 +206,6 @@ class VllmClient(EngineClient):
             await self.cancel(until - time.monotonic())
             await self._post("/shutdown_weight_transfer_engine", "leave", until - time.monotonic())
 
-    async def receive(self, base_version: int, timeout: float) -> None:
-        until = time.monotonic() + timeout
-        self._tells_states = True
-        try:
-            await self._post("/start_weight_update", "receive", timeout)
-        except EndpointError as error:
-            if "already active" not in error.message:
-                raise
-            # A session is left from an update whose end did not arrive.
-            await self.cancel(until - time.monotonic())
-            await self._post("/start_weight_update", "receive", until - time.monotonic())
-
-    async def staged(self, timeout: float) -> None:
-        """Returns when the workers have staged the version, if they have the worker extension; otherwise returns at
-        once, and `apply` waits for the staging.
-        """
-        until = time.monotonic() + timeout
-        pause = _FIRST_POLL_SECONDS
-        while self._tells_states:
-            states = await self._states(until - time.monotonic())
-            if states == {"staged"}:
-                return
-            failed = states - {"receiving", "staged"}
-            if failed and self._tells_states:
-                message = f"a worker is {', '.join(sorted(failed))} instead of receiving"
-                raise EndpointError(self.endpoint.name, "staged", message, echo="broken" in failed)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LAST_POLL_SECONDS)
-
-    async def _states(self, timeout: float) -> set[str]:
-        body = {"method": "sparsecast_status"}
-        try:
-            answer = await self._post("/collective_rpc", "staged", timeout, body)
-        except EndpointError as error:
-            if error.code in ("timeout", "io", "unauthenticated"):
-                raise
-            self._tells_states = False
-            return set()
-        results = answer.get("results")
-        workers = results if isinstance(results, list) else []
-        return {str(worker.get("state")) if isinstance(worker, dict) else "unknown" for worker in workers}
-
     async def pause(self, mode: PauseMode, timeout: float) -> None:
         clear = "false" if mode is PauseMode.KEEP else "true"
         await self._post("/pause", "pause", timeout, mode=_PAUSE_MODES[mode], clear_cache=clear)
@@ -189,24 +228,6 @@ class VllmClient(EngineClient):
             return False
         self._warned = False
         return True
-
-    async def apply(self, base_version: int, timeout: float) -> None:
-        await self._post("/update_weights", "apply", timeout, {"update_info": update_info(base_version)})
-
-    async def finish(self, version: int, timeout: float) -> None:
-        await self._post("/finish_weight_update", "finish", timeout, {"weight_version": str(version)})
-
-    async def cancel(self, timeout: float) -> None:
-        # The first call makes the backend drop the staged version and raise an error, which leaves the session of vLLM
-        # open; the second call closes it. After a failed /update_weights the session is already closed, and both calls
-        # fail.
-        until = time.monotonic() + timeout
-        try:
-            await self._post("/finish_weight_update", "cancel", timeout)
-        except EndpointError as error:
-            if error.code in ("timeout", "io"):
-                raise
-            await self._post("/finish_weight_update", "cancel", until - time.monotonic())
 
     async def flush(self, mode: PauseMode, timeout: float) -> None:
         again = "true" if mode is PauseMode.RETRACT else "false"

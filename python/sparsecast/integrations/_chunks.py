@@ -28,7 +28,7 @@ _MOST_BYTES = 1 << 30
 
 @dataclass
 class Totals:
-    """Figures of one sync: tensors and elements of the export, tensors sent, elements that changed, bytes of records."""
+    """Figures of one sync: tensors and elements of the export; tensors sent, elements changed, bytes of records."""
 
     tensors: int = 0
     elements: int = 0

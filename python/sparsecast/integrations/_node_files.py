@@ -58,8 +58,8 @@ class NodeFiles:
         return memory
 
     def open(self) -> tuple[mmap.mmap, Mapping[str, Any]]:
-        """On another worker: returns the leader's memory and fields. Raises IoError, with the cure, and CorruptError for
-        a file that is not the leader's.
+        """On another worker: returns the leader's memory and fields. Raises IoError, with the cure, and CorruptError
+        for a file that is not the leader's.
         """
         fields = parse_note(self._node.broadcast(b"", self._timeout))
         path, size = os.path.join(self._directory, fields["file"]), fields["size"]

@@ -19,12 +19,10 @@ import contextlib
 import dataclasses
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -34,21 +32,22 @@ from vllm.distributed.weight_transfer.base import (
     WeightSource,
 )
 
+from sparsecast.control.both_sides import BothSides
+from sparsecast.control.loop import LoopThread
+from sparsecast.control.publisher_source import Meeting
 from sparsecast.engines.fence import new_trainer_name
 from sparsecast.engines.release import own_release
-from sparsecast.engines.vllm.meeting import Place, settle, worker_states
+from sparsecast.engines.vllm.meeting import Place, settle
 from sparsecast.engines.vllm.plugin import BACKEND, check_version
 from sparsecast.engines.vllm.source import SourceWeights, is_local, trainer_ranks
-from sparsecast.errors import DeadlineError, PeerFailedError, UsageError
-from sparsecast.transports import Channels
+from sparsecast.engines.vllm.sync_client import SyncClientSteps
+from sparsecast.errors import UsageError
+from sparsecast.transports import Channels, World
 
 if TYPE_CHECKING:
-    from sparsecast import ControlChannel, Layout, ShardedPublisher, ShardedReport
+    from sparsecast import Layout, ShardedPublisher, ShardedReport
     from sparsecast.torch.streams import StreamOrder
 
-_FIRST_POLL_SECONDS = 0.01  # Every poll takes the engine a moment between two steps.
-_LAST_POLL_SECONDS = 0.25
-_SHOWN_CHARACTERS = 2000  # of the answer of a server
 _logger = logging.getLogger("vllm.sparsecast")
 
 
@@ -117,6 +116,18 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
     def world_size(self) -> int:
         return len(self._layout().ranks) + self.engine_workers
 
+    def world(self) -> World:
+        return World(
+            host=self.host,
+            port=self.port,
+            secret=self.secret,
+            size=self.world_size(),
+            generation=self.generation,
+            channels=self.channels,
+            interface=self.interface,
+            timeout=self.timeout,
+        )
+
     def for_workers(self) -> dict[str, object]:
         """Returns the JSON of `SparsecastInitInfo`."""
         layout = self._layout()
@@ -178,8 +189,9 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         self._publisher = init_info.publisher
         self._weights = weights
         self._order = order
-        self._rpc = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sparsecast-vllm")
-        self._channel: ControlChannel | None = None
+        self._server = SyncClientSteps(client, init_info.engine)
+        self._loop = LoopThread("sparsecast-vllm") if init_info.is_sender else None
+        self._meeting: Meeting | None = None
         self._failed = False
         self.last_report: ShardedReport | None = None
 
@@ -223,24 +235,25 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         version becomes the weight_version of vLLM. `last_report` has the numbers. After an error the version before
         stands, and `reconnect` comes next.
         """
-        if self._failed:
-            raise UsageError("the last transfer failed: reconnect() comes first")
+        meeting = self._meeting
+        if self._failed or meeting is None:
+            raise UsageError("the last transfer failed, or the group was left: reconnect() comes first")
         try:
-            self._send(staged)
+            self._send(meeting, staged)
         except BaseException as error:
             self._failed = True
-            if self._channel is not None:
-                self._channel.abort(f"rank {self.rank} of the trainer failed: {error}")
+            meeting.abort(f"rank {self.rank} of the trainer failed: {error}")
             raise
 
     def shutdown(self) -> None:
         """Leaves the group. The publisher of a source is gone with it; a publisher that the caller brought still
         belongs to the caller.
         """
-        self._rpc.shutdown(wait=False, cancel_futures=True)
-        if self._weights is not None and self._channel is not None:
-            self._channel.abort(f"rank {self.rank} of the trainer has left")
-            self._channel = None
+        if self._loop is not None:
+            self._loop.close()
+        if self._weights is not None and self._meeting is not None:
+            self._meeting.abort(f"rank {self.rank} of the trainer has left")
+            self._meeting = None
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -289,54 +302,63 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         return cls(filled, client, source, weights, order)
 
     def _connect(self) -> None:
-        from sparsecast import MeetingCancellation, meet
-
-        info = self._info
+        info, server = self._info, self._server
         self._refresh()
-        cancellation = MeetingCancellation()
-        if self._failed and self.is_sender:
-            self._end_session()
-        told = self._call(lambda: self.client.init_weight_transfer_engine(info.for_workers()))
-        if told is not None:
-            told.add_done_callback(lambda call: _cancel_after(call, cancellation.cancel))
-        try:
-            self._channel = meet(
-                info.host,
-                info.port,
-                rank=info.rank,
-                size=info.world_size(),
-                secret=info.secret,
-                generation=info.generation,
-                interface=info.interface,
-                timeout=info.timeout,
-                cancellation=cancellation,
-            )
-            self._publisher.regroup(self._channel, channels=info.channels, timeout=info.timeout)
-        except BaseException as error:
-            _raise_cause(told, error)
-        if told is not None:
-            told.result(info.timeout)
+        if self._failed and self._loop is not None:
+            with contextlib.suppress(Exception):  # vLLM has no update open.
+                self._loop.run(server.cancel(info.timeout))
+        self._meeting = meeting = Meeting(info.world())
+
+        async def join(sides: BothSides, until: float) -> None:
+            await sides.phase("join", [server], lambda each: each.join(info.for_workers(), _left(until)), until)
+
+        def meet() -> None:
+            self._publisher.regroup(meeting.open(info.rank), channels=info.channels, timeout=info.timeout)
+
+        self._run(meeting, join, meet)
         self._failed = False
 
-    def _send(self, staged: Callable[[], bool] | None) -> None:
-        timeout = self._info.timeout
+    def _send(self, meeting: Meeting, staged: Callable[[], bool] | None) -> None:
+        timeout, server = self._info.timeout, self._server
         self._refresh()  # Before the engine is told: what is wrong here is said without it.
         base_version = self._publisher.version
-        if self.is_sender:
-            self.client.start_weight_update()
-        ended = threading.Event()
-        applied = self._call(lambda: self._update(base_version, staged, ended))
-        channel = self._channel
-        if applied is not None and channel is not None:
-            applied.add_done_callback(lambda call: _cancel_after(call, channel.abort))
-        try:
+        server.is_staged = staged
+
+        async def update(sides: BothSides, until: float) -> None:
+            await sides.phase("receive", [server], lambda each: each.receive(base_version, _left(until)), until)
+            await sides.phase("staged", [server], lambda each: each.staged(_left(until)), until)
+            await sides.phase("apply", [server], lambda each: each.apply(base_version, _left(until)), until)
+
+        def publish() -> None:
             self.last_report = self._publisher.sync(timeout)
-        except BaseException as error:
-            ended.set()
-            _raise_cause(applied, error)
-        if applied is not None:
-            applied.result(timeout)
-            self.client.finish_weight_update(str(self._publisher.version))
+
+        self._run(meeting, update, publish)
+        if self._loop is not None:
+            self._loop.run(server.finish(self._publisher.version, timeout))
+
+    def _run(
+        self,
+        meeting: Meeting,
+        engine_side: Callable[[BothSides, float], Coroutine[Any, Any, None]],
+        trainer_side: Callable[[], None],
+    ) -> None:
+        """Runs this rank's side and, on the sender, that of the engine beside it. Raises the failure of the trainer,
+        with that of the engine, which says more, as its cause.
+        """
+        if self._loop is None:
+            trainer_side()
+            return
+        sides = BothSides(lambda reason: meeting.abort(f"the engine failed: {reason}"), self._loop)
+        timeout = self._info.timeout
+        if sides.run(engine_side(sides, time.monotonic() + timeout), trainer_side, timeout):
+            return
+        failure = sides.failures.get(self._server.name)
+        if sides.trainer_failure is None:
+            assert failure is not None
+            raise failure
+        if failure is not None and not failure.echo:
+            raise sides.trainer_failure from failure
+        raise sides.trainer_failure
 
     def _refresh(self) -> None:
         if self._weights is not None:
@@ -344,50 +366,6 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
             assert self._order is not None
             self._order.catch_up()
 
-    def _update(self, base_version: int, staged: Callable[[], bool] | None, ended: threading.Event) -> None:
-        deadline = time.monotonic() + self._info.timeout
-        is_staged = staged or self._all_staged
-        poll = _FIRST_POLL_SECONDS
-        while not is_staged():
-            if ended.wait(poll):
-                raise PeerFailedError("the transfer failed before the engine had it")
-            if time.monotonic() > deadline:
-                raise DeadlineError(f"the engine has not staged the next version within {self._info.timeout} s")
-            poll = min(2 * poll, _LAST_POLL_SECONDS)
-        self.client.update_weights({"base_version": base_version})
 
-    def _all_staged(self) -> bool:
-        """Returns whether update_weights has nothing to wait for, or cannot say so: then it waits itself."""
-        states = worker_states(self.client)
-        return states is None or "receiving" not in states
-
-    def _end_session(self) -> None:
-        """Ends an update that vLLM still has open: the first call drops what is staged and fails, the second ends it."""
-        for _ in range(2):
-            with contextlib.suppress(Exception):  # It has none open, or has just dropped it.
-                self.client.finish_weight_update()
-
-    def _call(self, rpc: Callable[[], None]) -> Future[None] | None:
-        """On the sender, calls vLLM in a thread of its own, since the server and the trainer wait for each other."""
-        return self._rpc.submit(rpc) if self.is_sender else None
-
-
-def _cancel_after(call: Future[None], cancel: Callable[[str], object]) -> None:
-    """Ends the wait of the trainer's ranks if the engine has refused."""
-    if not call.cancelled() and call.exception() is not None:
-        cancel(f"the engine failed: {_words(call.exception())}")
-
-
-def _words(failure: BaseException | None) -> str:
-    """Returns what the server says. The error of vLLM's HTTP client has the status alone; its answer has the
-    sentence.
-    """
-    said = getattr(getattr(failure, "response", None), "text", "")
-    return f"{failure}: {said[:_SHOWN_CHARACTERS]}" if isinstance(said, str) and said else str(failure)
-
-
-def _raise_cause(call: Future[None] | None, error: BaseException) -> None:
-    """Raises the error of the engine if its call failed, which says more than that the group broke."""
-    if call is not None and call.done() and call.exception() is not None:
-        raise error from call.exception()
-    raise error
+def _left(until: float) -> float:
+    return until - time.monotonic()

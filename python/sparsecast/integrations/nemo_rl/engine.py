@@ -137,8 +137,8 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
         )
 
     def _write(self, weights: Iterator[tuple[str, torch.Tensor]], writer: ChunkWriter, mirror: Mirror) -> None:
-        """Compares tensors with the mirror, and sends those that are not in it as they are. Raises UsageError for names,
-        shapes or dtypes that do not fit.
+        """Compares tensors with the mirror, and sends the tensors that the mirror does not have as they are. Raises
+        UsageError for names, shapes or dtypes that do not fit.
         """
         seen: set[str] = set()
         for name, tensor in weights:
