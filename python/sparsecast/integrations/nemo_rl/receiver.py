@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rollout worker's end: records become tensors in memory that all workers of the node see.
 
-The first worker of a node, its leader, receives, stages and applies the records to that memory, whose digest is verified
-before and after. Its neighbours map the same memory, and read it once the whole group has voted. The leader writes
-again only in the next sync, which begins when every worker has come back.
+The first worker of a node, its leader, receives, stages and applies the records to that memory, whose digest is
+verified before and after. Its neighbours map the same memory, and read it once the whole group has voted. The leader
+writes again only in the next sync, which begins when every worker has come back.
 """
 
 from __future__ import annotations

@@ -166,8 +166,9 @@ class SparsecastCheckpointEngine(DeltaEngine[ChangeReader], CheckpointEngine):
         """Runs the exports, which are collective over the trainer's ranks; rank 0, which has the plan, sends them."""
         writer = None
         if plan is not None:
-            assert self._mirror is not None
-            writer = ExportWriter(self._joined(), self._mirror, plan, self.bucket_size, self._threads)
+            # Not `_joined`: what breaks the group from here on must not keep this rank from the exports.
+            assert self._group is not None and self._mirror is not None
+            writer = ExportWriter(self._group, self._mirror, plan, self.bucket_size, self._threads)
         if kind == _SEED:
             consume_full(
                 engine.get_per_tensor_param()[0], self._dtype, partial(writer.take, writer.add_full) if writer else None
