@@ -82,8 +82,10 @@ class Mirror:
         return name in self._tensors
 
     def add(self, entry: Entry, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """Adds a tensor of zeros, in `memory` if it is given: contiguous, of that dtype and shape. Raises UsageError for
-        a second one of that name, UnsupportedError for one that the machine's memory cannot hold beside the others.
+        """Adds a tensor of zeros, in `memory` if it is given: contiguous, of that dtype and shape.
+
+        Raises UsageError for a second one of that name, UnsupportedError for one that the machine's memory cannot hold
+        beside the others.
         """
         name, code, shape = entry
         if name in self._tensors:
