@@ -62,7 +62,7 @@ class Twins {
     if (stay_on_device) {
       const DeviceDelta& found = device_publisher_->publish_on_device();
       for (const DeviceRecord& frame : found.frames) {
-        frames.push_back(read_device(frame.d_record, frame.record_bytes, found.stream));
+        frames.push_back(read_device(frame.d_record, frame.record_bytes, found.cuda_stream));
       }
       header = found.header;
       commit = found.commit;
