@@ -750,7 +750,7 @@ class LogFollower:
 
     def __init__(self, location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None, timeout: float = 120.0, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
-        `tensors`: writable, parallel to the table. `state_path`: a file that remembers the versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called before each apply and `pause(False)` after it, in the thread of step(). `timeout`: seconds for one request to a store, with its retries. CUDA tensors, and `stream` and `device_timeout`: as in Subscriber. Raises IncompleteError if there is no log yet.
+        `tensors`: writable, parallel to the table. `state_path`: a file that remembers the versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called before each write of the tensors and `pause(False)` after it, in the thread of step(); if the first returns False or raises, nothing is written, and step() raises DeadlineError or what `pause` raised. `timeout`: seconds for one request to a store, with its retries. CUDA tensors, and `stream` and `device_timeout`: as in Subscriber. Raises IncompleteError if there is no log yet.
         """
 
     def step(self, version: int | None = None) -> FollowReport:
