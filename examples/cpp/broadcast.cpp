@@ -40,7 +40,7 @@ void receive(const Table& table, Weights& weights, const RendezvousOptions& plac
 int main() try {
   const auto table =
       std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"layer.weight", DType::kBF16, {1000, 1000}}});
-  Weights trained(1000 * 1000, 0x3F80), received = trained;
+  Weights trained(std::size_t{1000} * 1000, 0x3F80), received = trained;
   RendezvousOptions place;
   place.size = 2;
   place.secret = "openssl rand -hex 32 makes a better one";

@@ -61,13 +61,13 @@ Delta composed(const TensorTable& table, const Delta& first, const Delta& second
 
 }  // namespace
 
-PublisherState::PublisherState(JoinedTables tables, std::unique_ptr<Detector> detector, const PublisherOptions& options,
+PublisherState::PublisherState(JoinedTables tables, std::unique_ptr<Detector> detector, PublisherOptions options,
                                std::vector<StateDigest> base_digests)
     : tables_(std::move(tables)),
       detector_(std::move(detector)),
-      options_(options),
-      version_(options.version),
-      last_attempt_(std::max(options.version, options.last_attempt)) {
+      options_(std::move(options)),
+      version_(options_.version),
+      last_attempt_(std::max(options_.version, options_.last_attempt)) {
   if (detector_ == nullptr) throw Error(ErrorCode::kUsage, "a publisher needs a detector");
   options_.encode = with_positions_decided(options_.encode, tables_.all(), detector_->has_all_old());
   backend_ = detector_->make_backend(tables_, options_.encode);
@@ -226,7 +226,7 @@ Publisher::Publisher(std::shared_ptr<const TensorTable> table, std::vector<Tenso
 
 Publisher::Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector,
                      PublisherOptions options, std::optional<StateDigest> base_digest)
-    : state_(std::make_unique<PublisherState>(std::move(table), std::move(detector), options,
+    : state_(std::make_unique<PublisherState>(std::move(table), std::move(detector), std::move(options),
                                               base_digest ? std::vector{*base_digest} : std::vector<StateDigest>{})) {}
 
 Publisher::~Publisher() = default;

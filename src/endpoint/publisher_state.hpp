@@ -24,7 +24,7 @@ class PublisherState {
   /// Creates the publisher. `tables` joins the streams, and the detector is one of the joined table. `base_digests` has
   /// one digest per stream; when it is empty, the receivers' bits are read to compute them. `options.stream`, unless it
   /// is zero, is the identifier of every stream.
-  PublisherState(JoinedTables tables, std::unique_ptr<Detector> detector, const PublisherOptions& options,
+  PublisherState(JoinedTables tables, std::unique_ptr<Detector> detector, PublisherOptions options,
                  std::vector<StateDigest> base_digests = {});
 
   /// Function that is called as soon as a stream's delta is complete, in the order of the streams. The delta stays

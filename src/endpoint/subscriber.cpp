@@ -33,9 +33,13 @@ SubscriberState::SubscriberState(const JoinedTables& tables, std::vector<TensorR
                                  const SubscriberOptions& options, const MemoryBackend& memory)
     : SubscriberState(tables, memory.make_subscriber(tables, std::move(live), options.threads), options) {}
 
-SubscriberState::SubscriberState(const JoinedTables& tables, const std::vector<TensorRef>& live,
+// The memory is found before the tensors are moved: what stands before a call's arguments is evaluated first.
+SubscriberState::SubscriberState(const JoinedTables& tables, std::vector<TensorRef> live,
                                  const SubscriberOptions& options, const DeviceOptions& device)
-    : SubscriberState(tables, live, options, *memory_at(place_of(tables.all(), live, "live", device), device)) {}
+    : SubscriberState(tables,
+                      memory_at(place_of(tables.all(), live, "live", device), device)
+                          ->make_subscriber(tables, std::move(live), options.threads),
+                      options) {}
 
 void SubscriberState::set_digests(std::vector<StateDigest> of_tensors) {
   tensor_digests_ = std::move(of_tensors);
@@ -332,7 +336,7 @@ void SubscriberState::reset(std::uint64_t version, const std::vector<StateDigest
 
 Subscriber::Subscriber(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live, SubscriberOptions options,
                        const DeviceOptions& device)
-    : state_(std::make_unique<SubscriberState>(std::move(table), live, options, device)) {}
+    : state_(std::make_unique<SubscriberState>(std::move(table), std::move(live), options, device)) {}
 
 Subscriber::~Subscriber() = default;
 Subscriber::Subscriber(Subscriber&&) noexcept = default;

@@ -25,7 +25,7 @@ class SubscriberState {
   SubscriberState(const JoinedTables& tables, std::vector<TensorRef> live, const SubscriberOptions& options,
                   const MemoryBackend& memory);
   /// Does the same for tensors in any one memory, which the constructor finds out.
-  SubscriberState(const JoinedTables& tables, const std::vector<TensorRef>& live, const SubscriberOptions& options,
+  SubscriberState(const JoinedTables& tables, std::vector<TensorRef> live, const SubscriberOptions& options,
                   const DeviceOptions& device = {});
   SubscriberState(const SubscriberState&) = delete;
   SubscriberState& operator=(const SubscriberState&) = delete;

@@ -312,6 +312,19 @@ TEST_F(LogPublisherTest, AMirrorIsWhatTheNextPublisherStartsFrom) {
   EXPECT_EQ(again.head().kind, CommitKind::kTakeover);
 }
 
+TEST_F(LogPublisherTest, KeepsASnapshotInTheCallersMemory) {
+  SCOPED_TRACE(seed_note());
+  const TensorTable& table = *model_.table();
+  Storage held = model_.weights();
+  LogPublisherOptions options;
+  options.deadline = kLong;
+  options.detection.held = refs_to(table, tensor_views(held));
+  LogPublisher publisher(store_, fs_, {}, model_.table(), refs_to(table, model_.live()), options);
+  const std::uint64_t version = train_and_publish(publisher);
+  EXPECT_EQ(publisher.wait(kLong).commit.version, version);
+  EXPECT_EQ(held, model_.weights());
+}
+
 TEST_F(LogPublisherTest, FailuresOfMaintenanceNeverHarmPublishing) {
   SCOPED_TRACE(seed_note());
   LogPublisherOptions options;

@@ -83,6 +83,9 @@ struct LogPublisher::State {
   void run_uploader();
   void attempt();
 
+  /// Takes the log over, and starts the threads.
+  static void start(const std::shared_ptr<State>& self, std::unique_ptr<Detector> detector,
+                    const EncodeOptions& encode);
   /// Starts both threads, which share the ownership of `self`.
   static void start_threads(const std::shared_ptr<State>& self);
   /// Waits for the threads until `until`. Detaches threads that are still working; they end by themselves.
@@ -216,6 +219,13 @@ void LogPublisher::State::attempt() {
   changed.notify_all();
 }
 
+void LogPublisher::State::start(const std::shared_ptr<State>& self, std::unique_ptr<Detector> detector,
+                                const EncodeOptions& encode) {
+  self->begin(std::move(detector), encode);
+  start_threads(self);
+  if (self->maintenance) self->maintenance->request();
+}
+
 void LogPublisher::State::start_threads(const std::shared_ptr<State>& self) {
   const auto leave = [](State& state, bool State::*gone) {
     const std::lock_guard lock(state.mutex);
@@ -260,19 +270,18 @@ void LogPublisher::State::end_threads(steady_clock::time_point until) {
 }
 
 LogPublisher::LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, const LogTrust& trust,
-                           std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector,
+                           std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
                            LogPublisherOptions options, EncodeOptions encode)
     : state_(std::make_shared<State>(std::move(store), fs, trust, std::move(table), std::move(options))) {
-  state_->begin(std::move(detector), encode);
-  State::start_threads(state_);
-  if (state_->maintenance) state_->maintenance->request();
+  State::start(state_, make_detector(state_->table, std::move(live), state_->options.detection), encode);
 }
 
 LogPublisher::LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, const LogTrust& trust,
-                           std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
+                           std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector,
                            LogPublisherOptions options, EncodeOptions encode)
-    : LogPublisher(std::move(store), fs, trust, table,  // Not moved: the detector shares it.
-                   make_detector(table, std::move(live), options.detection), std::move(options), encode) {}
+    : state_(std::make_shared<State>(std::move(store), fs, trust, std::move(table), std::move(options))) {
+  State::start(state_, std::move(detector), encode);
+}
 
 LogPublisher::~LogPublisher() {
   if (state_->process.is_here()) {
