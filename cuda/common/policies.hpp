@@ -30,7 +30,8 @@ constexpr unsigned by_size(unsigned size, unsigned narrow, unsigned wide, unsign
 struct DetectPolicy {
   /// Number of 16-byte vectors, of each of the two arrays that it compares, that a thread has in flight.
   static constexpr unsigned kInFlight = 4;
-  /// Number of such vectors that a thread has in flight for tensors that are views, whose vectors also cost divisions.
+  /// Number of 16-byte vectors, of each of the two arrays, that a thread has in flight in a whole tile where an array
+  /// is a strided view. Fewer than kInFlight, because finding each vector in a view also costs integer divisions.
   static constexpr unsigned kStridedInFlight = 2;
 
   /// Resident CTAs per multiprocessor.

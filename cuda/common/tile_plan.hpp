@@ -14,14 +14,15 @@ namespace sparsecast::cuda {
 /// The tables of a joined table that the kernels walk.
 struct TilePlan {
   std::vector<StreamEntry> streams;  ///< The streams, and one more entry that ends the last stream.
-  /// Tensors of the joined table. Pointers are null until enter_tensors() sets them.
+  /// One entry for each tensor of all streams, stream 0 first, as in JoinedTables::all(). Its pointers into the
+  /// caller's memory (`current`, `old`, `refresh`, `mask`) are null until enter_tensors() sets them.
   std::vector<TensorEntry> tensors;
   std::vector<StridedView> views;  ///< Layouts and digest views; TensorEntry and TileEntry have indices in this list.
   std::vector<SectionEntry> sections;
   std::vector<TileEntry> tiles;  ///< Tiles of all tensors. Pointers and counts are not set until enter_tiles().
   std::vector<Chunk> chunks;
   std::uint32_t chunk_tiles = 0;  ///< Largest number of tiles in any chunk.
-  /// Largest number of sections in any chunk.
+  /// Largest number of sections in any chunk (the range of whole sections that one launch of each kernel covers).
   std::uint32_t chunk_sections = 0;
   // Largest number of entries of any chunk if its tiles have up to kBlockChanges changes, and up to kTileEntries.
   std::uint32_t chunk_entries = 0;

@@ -79,7 +79,8 @@ static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeli
   }
 }
 
-/// Stores the blocks in pipeline.order, in the order of the delta. Uses the grid of sum_sections.
+/// Stores in pipeline.order one OrderedBlock for each block, in the order of the delta, with the sums over all blocks
+/// up to it. Must run after scan_sections(). One CTA takes one section after another, with one thread for each block.
 static __global__ void __launch_bounds__(kThreads) order_blocks(Pipeline pipeline) {
   SPARSECAST_SHARED(SectionShared, shared);
   if (pipeline.control->stopped != 0) return;

@@ -93,8 +93,8 @@ inline constexpr std::uint32_t kTilesPerSection = kSectionElems / kTileElems;
 /// Default of EncodeOptions::block_changes. A block ends with the tile in which the section's count of changes passes a
 /// multiple of that option.
 inline constexpr std::uint32_t kBlockChanges = 512;
-/// The other value of EncodeOptions::block_changes, for fewer and larger blocks. PositionMode::kContext always uses it
-/// for `context` blocks.
+/// Value of EncodeOptions::block_changes for fewer and larger blocks; the only other value is kBlockChanges, the
+/// default. `context` blocks (PositionMode::kContext) always have this size, whatever the option says.
 inline constexpr std::uint32_t kLargeBlockChanges = 4096;
 
 /// Least EncodeOptions::frame_capacity, in bytes.

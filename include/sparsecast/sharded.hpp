@@ -179,8 +179,9 @@ class SPARSECAST_API ShardedSubscriber {
   /// version is unknown.
   void replace(std::shared_ptr<const Layout> layout, std::vector<TensorRef> local, const DeviceOptions& device = {});
 
-  /// Brings this rank to the trainer's current weights, as ShardedPublisher::sync. When it throws, the rank holds its
-  /// old version, or one whose outcome is unknown until the next regroup() settles it.
+  /// Brings this rank to the trainer's current weights. Collective: all ranks of the world take part, those of the
+  /// trainer by ShardedPublisher::sync, whose errors this throws, too. When it throws, the rank holds its old version,
+  /// or one whose outcome is unknown until the next regroup() settles it.
   ShardedReport sync(std::chrono::milliseconds timeout);
   /// Performs the first half of sync(), during which an engine may continue to generate: returns when every rank of the
   /// world has sent or staged everything. Live memory is only read. Fails as sync(). Different threads may call it, one

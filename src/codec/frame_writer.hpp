@@ -80,7 +80,8 @@ class SectionBuilder {
     return {positions_.data() + pending_, coded_.data() + pending_, (tile - first_tile_) * kTileElems, bitmap_.data()};
   }
 
-  /// Returns true when end_tile(count, ...) may use the new bits of the tile, its argument `current`.
+  /// Returns whether end_tile(), called with this `count` for the tile begun last, may read its argument `current` (the
+  /// new bits of the whole tile). When false, the caller may pass null and need not gather them.
   bool needs_current(std::uint32_t count) const {
     if (rules_.values != ValueCodec::kRaw || count == 0) return false;
     return count >= block_changes_ || (std::uint64_t{tile_} + 1) * kTileElems >= elements_;

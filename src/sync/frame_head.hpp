@@ -44,8 +44,9 @@ struct FrameHead {
   Bytes pack() const;
 };
 
-/// Returns the expected size in bytes of a head of `streams` streams, a multiple of 8. It is that of a head with one
-/// frame per stream and 64 more frames.
+/// Returns how many bytes to reserve for the packed head of a transfer of `streams` streams (FrameHead::pack()), a
+/// multiple of 8: enough for one frame per stream, and 64 more frames over all streams together. A longer head costs
+/// one more launch.
 std::size_t expected_head_bytes(std::size_t streams);
 
 /// Parses a head that came from a peer; `range_bytes` is the length of the byte range that the peer has announced with

@@ -104,7 +104,9 @@ class BothSides:
             raise Stopped
 
     def _abort_for(self, tasks: _Tasks) -> None:
-        """Tells the trainer of the first failure."""
+        """Makes the trainer's call raise soon, with the error of a failed task as the reason: of several, the first in
+        the order of ``tasks``. Does nothing if no task has failed yet, or if the trainer's call cannot be aborted.
+        """
         errors = [error for task in tasks.values() if task.done() and (error := task.result()) is not None]
         if errors and self._abort is not None:
             self._abort(str(errors[0]))

@@ -27,7 +27,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """In messages."""
+        """Name of this member in error messages, and its key among the tasks and failures of a step: unique there."""
 
 
 Member = TypeVar("Member", bound=Named)

@@ -237,8 +237,9 @@ class MemoryWatch:
     """
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], cure: str) -> None:
-        """``tensors`` are (name, tensor) of the user's own tensors (:func:`alias_of`), none of which is a view of
-        another. ``cure`` is what messages advise.
+        """``tensors`` are pairs of a name and a tensor over the memory to watch. The tensors must be the caller's own,
+        made with :func:`alias_of`, and none a view of another: each counts as one reference to its memory by the
+        caller, not by an owner. ``cure`` is the advice at the end of error messages, such as "make a new publisher".
         """
         self._cure = cure
         self._held: dict[int, _Memory] = {}

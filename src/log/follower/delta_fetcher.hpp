@@ -26,12 +26,14 @@ struct FetchLimits {
   int threads = 0;
 };
 
-/// Downloads the deltas of a path to the disk, several at a time and ahead of their use, in the order of the path:
+/// Downloads to the local disk the deltas that lead from one version of a log to another (`path`, in that order), ahead
+/// of their use and several at a time:
 ///
 ///     waiting --room for it, or next to be used--> fetching --> here --release()--> removed
 ///                                                      \--error--> rethrown by open()
 ///
-/// At most `read_ahead_bytes`, or one larger object, are being fetched or not yet released. With 0 threads, open()
+/// Objects that are being fetched or are not yet released have at most `read_ahead_bytes` together; an object larger
+/// than that is fetched alone. After a failure no further fetch begins. With 0 threads nothing is fetched ahead: open()
 /// fetches. Waits are bounded, because every request has the store's deadline.
 class DeltaFetcher {
  public:
@@ -45,7 +47,8 @@ class DeltaFetcher {
   /// its fetching failed, or Error{kMixed} if its header does not have the versions of the path's delta. The unreleased
   /// objects up to `i` must fit within the read-ahead together, or `i` must be the first of them.
   const DeltaFile& open(std::size_t i);
-  /// Closes object i of the path and removes it from the disk. Objects must be released in order.
+  /// Closes the downloaded file of delta number `i` of the path and deletes it from the local disk. Deltas must be
+  /// released in order.
   void release(std::size_t i);
   /// Returns whether objects i to j of the path, inclusive, are together within the read-ahead.
   bool fits(std::size_t i, std::size_t j) const;

@@ -242,8 +242,9 @@ def _payloads(mirror: Mirror, sparse: list[list[Changed]], dense: list[list[str]
 
 
 def _refuse_adapters(engine: Any) -> None:
-    """Raises UnsupportedError for a LoRA trainer: verl's export of shards names other tensors than that of whole ones
-    then (A and B beside the base, not merged), and servers that take its flushes have no route for adapters.
+    """Raises UnsupportedError for a LoRA trainer, because verl's two exports then disagree: the export of shards has A
+    and B and the base, not merged, the export of whole tensors has other names. Servers that take verl's flushes have
+    no route for adapters either.
     """
     config = getattr(engine, "model_config", None)
     if getattr(config, "lora_rank", 0) > 0 or (getattr(config, "lora", None) or {}).get("rank", 0) > 0:
