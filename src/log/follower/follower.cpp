@@ -181,7 +181,8 @@ LogFollower::LogFollower(std::shared_ptr<ObjectStore> store, FileSystem& fs, std
                                      std::move(options))) {}
 
 LogFollower::~LogFollower() {
-  if (!state_->process.is_here()) state_.release();  // In a forked child, the connections belong to the parent.
+  if (!state_->process.is_here())
+    static_cast<void>(state_.release());  // In a forked child, the connections belong to the parent.
 }
 
 FollowReport LogFollower::step(std::optional<std::uint64_t> version) {

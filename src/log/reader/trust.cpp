@@ -47,7 +47,7 @@ void TrustedKeys::believe(const LogCommit& commit, const std::string& name, cons
 }
 
 LogCommit TrustedKeys::read_change(const Period& period, const std::string& name, const ReadCommit& read) const {
-  const LogCommit change = read(period.since);
+  LogCommit change = read(period.since);
   if (period_of(change) != period || (change.kind != CommitKind::kKeys && change.kind != CommitKind::kGenesis)) {
     throw Error(ErrorCode::kMixed, fmt::format("version {} does not set the keys as it says", period.since), name);
   }
@@ -58,7 +58,7 @@ LogCommit TrustedKeys::read_change(const Period& period, const std::string& name
 /// Returns the commit before a change of keys. Checks that the change names it by hash and that its keys allow the
 /// change.
 LogCommit TrustedKeys::read_before(const LogCommit& change, const std::string& name, const ReadCommit& read) const {
-  const LogCommit before = read(change.version - 1);
+  LogCommit before = read(change.version - 1);
   if (change.previous != before.record_hash) {
     throw Error(
         ErrorCode::kMixed,
