@@ -100,8 +100,8 @@ struct ReceivedFrame {
   std::uint32_t stream = 0;
 };
 
-/// What inspect_frames reads of a frame: its header, its last word, and the sum of the words after the header. The host
-/// checks the header and the checksum from these.
+/// Header, last word, and sum of the words after the header of a frame, as inspect_frames has read them. The host
+/// checks the header and the checksum with them.
 struct FrameInspection {
   std::uint64_t header[8] = {};
   std::uint64_t last_word = 0;

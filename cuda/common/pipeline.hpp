@@ -50,7 +50,7 @@ inline constexpr std::uint32_t kRunChanges = 2 * kBlockChanges;
 /// exceptions of a whole tile.
 constexpr std::size_t scratch_bytes(std::size_t element_bytes) { return kTileElems * (element_bytes + 4 + 2); }
 
-/// What detect compares to find the changed elements of a tensor: `current` and `old` of its TensorEntry.
+/// Method by which detect finds the changed elements of a tensor. `current` and `old` are those of its TensorEntry.
 enum class DetectSource : std::uint8_t {
   kCompare,    ///< Compares `current` with `old`, both contiguous.
   kStrided,    ///< As kCompare, but some tensors are views of larger memory.

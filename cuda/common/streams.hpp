@@ -48,7 +48,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// What a launcher needs: a stream, the size of its device, and options.
+/// A CUDA stream with the size of its device and the options of launchers, which take it as an argument.
 struct DeviceStream {
   cudaStream_t stream = nullptr;
   unsigned multiprocessors = 1;

@@ -64,7 +64,7 @@ enum class ScaleRounding : std::uint8_t {
   kNearest,  ///< Rounds to the nearest number of the scale's format, ties to even.
   /// Takes 2^(floor(log2 amax) - floor(log2 M)): OCP MX 1.0, section 6.3. The greatest elements may saturate.
   kPowerFloor,
-  /// As kPowerFloor, of an amax that is first rounded to one bit after the point: compressed-tensors' observers.
+  /// Rounds the mantissa of amax to one bit after the point, then does as kPowerFloor: compressed-tensors' observers.
   kPowerRound,
   /// Takes the least power of two that is not below amax / M, so that nothing saturates: DeepGEMM, vLLM.
   kPowerUp,

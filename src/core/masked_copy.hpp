@@ -12,7 +12,7 @@ namespace sparsecast {
 /// Throws Error{kUnsupported} for a dtype without NaNs.
 void require_nan_fillable(DType dtype);
 
-/// What a masked copy needs to know: the views of source and destination, and the bits of NaNs.
+/// Arguments of a masked copy: the views of source and destination, the bits of NaNs, and the number of elements.
 struct MaskedCopyPlan {
   StridedView source;
   StridedView destination;

@@ -50,7 +50,7 @@ class SyncClientSteps(UpdateSteps):
             return {"staged" if await self._in_thread("staged", timeout, self.is_staged) else "receiving"}
         states = await self._in_thread("staged", timeout, worker_states, self._client)
         self._tells_states = states is not None
-        # What is wrong with a worker it says itself, in the apply.
+        # A worker in any other state is taken for staged: it names its own error when the apply is called.
         return {"receiving" if states is not None and "receiving" in states else "staged"}
 
     async def _in_thread(self, step: str, timeout: float, call: Callable[..., _Result], *arguments: Any) -> _Result:
