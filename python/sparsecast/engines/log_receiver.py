@@ -116,11 +116,6 @@ class LogReceiver:
                 "error": self._not_computed or self._error,
             }
 
-    def wait(self, states: Sequence[State], timeout: float) -> bool:
-        """Waits until the state is one of `states`; returns whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._told_state() in states, timeout)
-
     # -- for the engine's thread ---------------------------------------------------------------------------------
 
     def start(self) -> None:

@@ -53,7 +53,7 @@ class Hello:
     @staticmethod
     def decode(data: bytes, rank: int) -> Hello:
         where = f"hello of rank {rank}"
-        fields = _object(data, where)
+        fields = json_object(data, where)
         release = str(fields.get("release", "of an older version"))
         if not works_with(release):
             raise GroupMismatchError(
@@ -232,7 +232,7 @@ class Group:
         message = self.world.broadcast(b"", self.timeout)
         if not message:
             return None
-        fields = _object(message, "chunk")
+        fields = json_object(message, "chunk")
         if type(fields.get("new")) is not bool:
             raise CorruptError("it does not say whether its tensors are new", "chunk")
         return fields["new"], parse_entries(fields.get("tensors"))
@@ -251,7 +251,8 @@ def _encode(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def _object(data: bytes, where: str) -> dict[str, Any]:
+def json_object(data: bytes, where: str) -> dict[str, Any]:
+    """Returns the fields of a message. Raises CorruptError that names `where` for anything but a JSON object."""
     try:
         value = json.loads(data)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:

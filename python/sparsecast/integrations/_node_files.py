@@ -14,6 +14,8 @@ from typing import Any
 from sparsecast import ControlChannel
 from sparsecast.errors import CorruptError, IoError
 
+from ._checkpoint_group import json_object
+
 _PREFIX = "sparsecast-"
 
 
@@ -87,14 +89,10 @@ class NodeFiles:
 
 def parse_note(data: bytes) -> dict[str, Any]:
     """Returns the fields that came with a file, whose name and size are checked. Raises CorruptError."""
-    try:
-        fields = json.loads(data)
-    except ValueError as error:
-        raise CorruptError(f"it is not JSON ({error})", "memory of the node") from error
-    name, size = (fields.get("file"), fields.get("size")) if isinstance(fields, dict) else (None, None)
+    fields = json_object(data, "memory of the node")
+    name, size = fields.get("file"), fields.get("size")
     if not isinstance(name, str) or os.path.basename(name) != name or not name.startswith(_PREFIX):
         raise CorruptError(f"{name!r} is no file of the leader", "memory of the node")
     if type(size) is not int or size <= 0:
         raise CorruptError(f"{size!r} is no size of a file", "memory of the node")
-    result: dict[str, Any] = fields
-    return result
+    return fields

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +23,13 @@ PROMPTS = [[random.Random(n).randrange(3, VOCABULARY) for _ in range(n)] for n i
 def probe(server: LiveServer, replica: int | None = None) -> str:
     """Returns the exact logprobs of fixed prompts as text: equal for equal weights, on one kind of server."""
     return json.dumps([server.complete(prompt, replica=replica) for prompt in PROMPTS], sort_keys=True)
+
+
+def reload(server: LiveServer, checkpoint: Path) -> None:
+    """Loads a checkpoint by vLLM's own loader, in all replicas."""
+    body = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}}
+    server.post("/collective_rpc", body, 120)
+    server.post("/reset_prefix_cache")
 
 
 class Load:

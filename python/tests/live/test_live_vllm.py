@@ -23,7 +23,7 @@ import httpx
 import torch
 import transformers
 from conftest import Start
-from live_load import PROMPTS, Load, probe
+from live_load import PROMPTS, Load, probe, reload
 from live_servers import LiveServer, free_port, overlay, with_release
 from live_trainer import POLICY, Trainer, endpoint
 from vllm.distributed.weight_transfer import HTTPVLLMWeightSyncClient, ModuleSource, WeightTransferTrainerFactory
@@ -63,9 +63,7 @@ class Scene:
         """The logprobs of the trainer's weights, saved as a checkpoint and loaded by the stock server itself."""
         self.checkpoints += 1
         directory = self.trainer.save(self.work / f"checkpoint-{self.checkpoints}")
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
-        self.stock.post("/collective_rpc", body, 120)
-        self.stock.post("/reset_prefix_cache")
+        reload(self.stock, directory)
         return probe(self.stock)
 
 
@@ -199,8 +197,7 @@ def test_after_the_death_of_a_trainer_that_joins_a_server_goes_on_with_what_it_h
 
 def complete_of(model: Path, scene: Scene) -> object:
     """What the stock server answers with the weights that the killed trainer began with."""
-    scene.stock.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}, 120)
-    scene.stock.post("/reset_prefix_cache")
+    reload(scene.stock, model)
     return scene.stock.complete(PROMPTS[0])
 
 
@@ -282,9 +279,7 @@ def test_two_tensor_parallel_ranks_hold_what_vllm_would_have_loaded_on_two(scene
         assert not load.failures
         now = probe(server)
         checkpoint = trainer.save(scene.work / "two ranks")
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}}
-        server.post("/collective_rpc", body, 120)
-        server.post("/reset_prefix_cache")
+        reload(server, checkpoint)
         assert probe(server) == now
         with pytest.raises(SyncError, match="registered with world_size 1.* server says 2"):
             trainer.plane.remove("127.0.0.1", server.port)
@@ -317,9 +312,7 @@ def test_the_newest_release_over_the_same_kernels(scene: Scene, model: Path, tmp
             report = trainer.sync(replace(POLICY, pause="retract"))
         assert report.endpoints[0].lease is True and not load.failures
         now = probe(server)
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(trainer.save(scene.work / "newest"))}}
-        server.post("/collective_rpc", body, 120)
-        server.post("/reset_prefix_cache")
+        reload(server, trainer.save(scene.work / "newest"))
         assert probe(server) == now
     finally:
         trainer.close()
@@ -362,8 +355,6 @@ def test_a_stock_server_follows_a_delta_log_by_reloading_the_checkpoint(
     state = {name: tensor.to(torch.bfloat16) for name, tensor in trainer.state_dict().items()}
     trainer.save_pretrained(tmp_path / "saved", state_dict=state)
     (tmp_path / "saved" / "config.json").write_text((model / "config.json").read_text())
-    body = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "saved")}}
     now = probe(scene.stock)
-    scene.stock.post("/collective_rpc", body, 120)
-    scene.stock.post("/reset_prefix_cache")
+    reload(scene.stock, tmp_path / "saved")
     assert now != before and probe(scene.stock) == now

@@ -19,7 +19,7 @@ import httpx
 import torch
 import transformers
 from conftest import Start
-from live_load import Load, probe
+from live_load import Load, probe, reload
 from live_servers import LiveServer
 
 from sparsecast.torch import Publisher
@@ -73,9 +73,7 @@ class Scene:
         state = {name: tensor.to(torch.bfloat16) for name, tensor in self.trainer.state_dict().items()}
         self.trainer.save_pretrained(directory, state_dict=state)
         (directory / "config.json").write_text((self.model / "config.json").read_text())
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
-        self.stock.post("/collective_rpc", body, 120)
-        self.stock.post("/reset_prefix_cache")
+        reload(self.stock, directory)
         return probe(self.stock)
 
 

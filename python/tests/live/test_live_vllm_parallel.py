@@ -13,7 +13,7 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM for CPUs is not installed here", allow_module_level=True)
 
 from conftest import Start
-from live_load import Load, probe
+from live_load import Load, probe, reload
 from live_servers import LiveServer
 from live_trainer import POLICY, Trainer
 
@@ -22,12 +22,6 @@ def checksums(server: LiveServer) -> dict[str, str]:
     """vLLM's own checksums of all workers' parameters."""
     found: dict[str, str] = server.post("/weight_checker", {"action": "checksum"})["checksums"]
     return found
-
-
-def reload(server: LiveServer, checkpoint: Path) -> None:
-    """Loads a checkpoint by vLLM's own loader, in all replicas."""
-    server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}})
-    server.post("/reset_prefix_cache")
 
 
 @pytest.mark.parametrize("cut", ["pipeline", "data"])
