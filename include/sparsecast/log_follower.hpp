@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "sparsecast/control_channel.hpp"
 #include "sparsecast/delta_log.hpp"
 #include "sparsecast/export.hpp"
+#include "sparsecast/layout.hpp"
 #include "sparsecast/subscriber.hpp"
 
 namespace sparsecast {
@@ -109,6 +111,62 @@ SPARSECAST_API std::unique_ptr<FollowerTarget> make_subscriber_target(Subscriber
                                                                       FileSystem& fs, const std::string& scratch,
                                                                       std::function<bool(bool)> pause = nullptr,
                                                                       const DeviceOptions& device = {});
+
+/// One rank of an engine whose ranks each hold a part of a log's tensors. All ranks reach a version together, or none
+/// does:
+///
+///     rank 0: LogFollower over make_engine_target()      other ranks: serve()
+///
+///     stage    every rank reads the delta from rank 0's scratch directory, cuts its part out of it, and stages that
+///     pause    every rank asks its engine not to read the weights; if one refuses, nothing is written on any rank
+///     apply    every rank writes its part; the digests of all parts must add up to that of the version
+///     undo     if they do not, or a rank has failed, every rank takes its part back
+///
+/// Not thread-safe.
+class SPARSECAST_API EngineRank {
+ public:
+  struct Options {
+    SubscriberOptions subscriber;  ///< `stream` and `version` are not used.
+    /// Called around each write of this rank's weights, in the thread of step() or serve(), as the callback of
+    /// make_subscriber_target().
+    std::function<bool(bool)> pause;
+    /// Time in which all ranks must have done a step: staged a delta, granted a pause after the first of them has,
+    /// written.
+    std::chrono::milliseconds timeout{120'000};
+    DeviceOptions device;
+  };
+
+  /// Exchanges with the other ranks what each of them holds; collective over `ranks`, whose ranks are those of
+  /// `layout`. `table` has the log's tensors, and `layout`, the same on all ranks, must hold all of them; `local` are
+  /// the tensors of this rank of the layout, as in ShardedSubscriber. The caller keeps them in place while the object
+  /// exists. Reads them once, for their digest. `fs` must outlive the object. Throws Error{kUsage} that names tensor
+  /// and box for a layout that does not hold a tensor of the log, kGroupMismatch when the ranks differ in table or
+  /// layout, and the errors of the channel.
+  EngineRank(std::shared_ptr<ControlChannel> ranks, std::shared_ptr<const TensorTable> table,
+             std::shared_ptr<const Layout> layout, std::vector<TensorRef> local, FileSystem& fs, Options options);
+  ~EngineRank();
+  EngineRank(const EngineRank&) = delete;
+  EngineRank& operator=(const EngineRank&) = delete;
+
+  /// Takes part in what rank 0 does, and returns when rank 0's target has been destroyed. For the other ranks. An error
+  /// of a step is rank 0's to throw. Throws the errors of the channel, after which no rank goes on; abort() of the
+  /// channel in another thread ends it.
+  void serve();
+  /// Returns whether this rank's weights are of no version: half-written, or written without having heard whether all
+  /// ranks were. Only an anchor helps. For `pause` too.
+  bool dirty() const noexcept;
+
+ private:
+  friend std::unique_ptr<FollowerTarget> make_engine_target(EngineRank& rank, const std::string& scratch);
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Makes the target of an engine of several ranks, for its rank 0. The rank must outlive the target, and `scratch` is
+/// an existing directory that all ranks can read under this path. Each of its functions waits for all ranks. Throws
+/// Error{kUsage} for another rank. Deltas with `context` positions are Error{kUnsupported}: a rank that holds a part
+/// cannot decode them.
+SPARSECAST_API std::unique_ptr<FollowerTarget> make_engine_target(EngineRank& rank, const std::string& scratch);
 
 /// Notification sent after the last version of each step (with every_version, after each version), in the thread of
 /// step(). The weights are not written until the notification has ended. The next step first retries a notification

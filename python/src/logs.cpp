@@ -104,9 +104,95 @@ class PythonLogPublisher {
   std::unique_ptr<LogPublisher> publisher_;
 };
 
+/// Calls `pause`, a callable or None, as the library's callback for writes of the weights. Returns false if its result
+/// is False. The library's callback must not throw: an exception of Python also means false, and is passed to `failed`.
+template <class Failed>
+bool tell(const nb::object& pause, bool paused, const Failed& failed) {
+  const GilAcquire acquire;
+  try {
+    return !pause(paused).is(nb::bool_(false));
+  } catch (...) {
+    failed(std::current_exception());
+    return false;
+  }
+}
+
+/// Tells Python's garbage collector of the member `pause_` of an object, a callable that may own the object through
+/// others.
+template <class Owner>
+struct PauseSlots {
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (nb::inst_ready(self)) {
+      const PyObject* const pause = nb::inst_ptr<Owner>(self)->pause_.ptr();
+      Py_VISIT(const_cast<PyObject*>(pause));
+    }
+    return 0;
+  }
+  static int clear(PyObject* self) {
+    if (nb::inst_ready(self)) nb::inst_ptr<Owner>(self)->pause_ = nb::none();
+    return 0;
+  }
+  static inline PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
+                                       {Py_tp_clear, reinterpret_cast<void*>(&clear)},
+                                       {0, nullptr}};
+};
+
+/// A rank of an engine, and the memory that it writes.
+class PythonEngineRank {
+ public:
+  PythonEngineRank(std::shared_ptr<ControlChannel> ranks, const TensorTable& table,
+                   std::shared_ptr<const Layout> layout, const std::vector<Memory>& tensors,
+                   SubscriberOptions subscribing, nb::object pause, double timeout, std::uintptr_t stream,
+                   double device_timeout)
+      : memory_(rank_memory(*layout, static_cast<std::size_t>(ranks->rank()), tensors, true)),
+        pause_(std::move(pause)) {
+    EngineRank::Options options;
+    options.subscriber = subscribing;
+    if (!pause_.is_none()) {
+      // An exception is Python's own to show: step() belongs to another object, and serve() to other ranks, too.
+      options.pause = [this](bool paused) {
+        return tell(pause_, paused, [](const std::exception_ptr& failure) { show(failure); });
+      };
+    }
+    options.timeout = milliseconds(timeout);
+    options.device = device_options(memory_.device(), stream, device_timeout);
+    const auto shared_table = std::make_shared<const TensorTable>(table);
+    const GilRelease release;
+    rank_ = std::make_unique<EngineRank>(std::move(ranks), shared_table, std::move(layout), memory_.tensors, files(),
+                                         std::move(options));
+  }
+
+  EngineRank& get() noexcept { return *rank_; }
+
+ private:
+  friend struct PauseSlots<PythonEngineRank>;
+  static void show(const std::exception_ptr& failure) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("pause");
+    } catch (...) {  // Not of Python; the refusal is told without it.
+    }
+  }
+
+  RankMemory memory_;
+  nb::object pause_;  ///< A callable, or None.
+  std::unique_ptr<EngineRank> rank_;
+};
+
 /// A follower of a log, the subscriber that is its target, and the memory that both write.
 class PythonLogFollower {
  public:
+  /// Makes the follower of an engine of several ranks, for its rank 0, which must outlive it.
+  PythonLogFollower(const std::string& location, const std::string& state_path, PythonEngineRank& rank,
+                    const std::string& scratch, FollowerOptions options, std::chrono::milliseconds timeout)
+      : rank_(&rank.get()) {
+    const GilRelease release;
+    const std::shared_ptr<ObjectStore> store = open_object_store(files(), location, timeout);
+    follower_ = std::make_unique<LogFollower>(store, files(), state_path, make_engine_target(rank.get(), scratch),
+                                              std::move(options));
+  }
   PythonLogFollower(const std::string& location, const std::string& state_path, const TensorTable& table,
                     const std::vector<Memory>& memory, const std::string& scratch, const SubscriberOptions& subscribing,
                     FollowerOptions options, std::chrono::milliseconds timeout, nb::object pause, std::uintptr_t stream,
@@ -126,7 +212,13 @@ class PythonLogFollower {
         store, files(), state_path,
         make_subscriber_target(
             *subscriber_, table_, std::move(live), files(), scratch,
-            pause_.is_none() ? std::function<bool(bool)>() : [this](bool paused) { return tell(paused); }, device),
+            pause_.is_none() ? std::function<bool(bool)>()
+                             : [this](bool paused) {
+                                 return tell(pause_, paused, [this](const std::exception_ptr& failure) {
+                                   if (!failure_) failure_ = failure;
+                                 });
+                               },
+            device),
         std::move(options));
   }
 
@@ -142,42 +234,18 @@ class PythonLogFollower {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     return report;
   }
-  /// Tells Python's garbage collector of the callable `pause`, which may own the follower through other objects.
-  static int traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    if (nb::inst_ready(self)) {
-      const PyObject* const pause = nb::inst_ptr<PythonLogFollower>(self)->pause_.ptr();
-      Py_VISIT(const_cast<PyObject*>(pause));
-    }
-    return 0;
-  }
-  static int clear(PyObject* self) {
-    if (nb::inst_ready(self)) nb::inst_ptr<PythonLogFollower>(self)->pause_ = nb::none();
-    return 0;
-  }
-
   LogFollower& get() noexcept { return *follower_; }
-  Subscriber& subscriber() noexcept { return *subscriber_; }
+  bool dirty() const noexcept { return rank_ != nullptr ? rank_->dirty() : subscriber_->dirty(); }
 
  private:
-  /// Calls `pause`. Returns false if its result is False, or if it raised: the library's callback must not throw, so an
-  /// exception of Python is kept, and step() throws it when the library's step has ended.
-  bool tell(bool paused) {
-    const GilAcquire acquire;
-    try {
-      const nb::object granted = pause_(paused);
-      return !granted.is(nb::bool_(false));
-    } catch (...) {
-      if (!failure_) failure_ = std::current_exception();
-      return false;
-    }
-  }
+  friend struct PauseSlots<PythonLogFollower>;
 
   std::shared_ptr<const TensorTable> table_;
   std::vector<Memory> kept_;
-  nb::object pause_;  ///< A callable, or None.
-  std::exception_ptr failure_;
+  nb::object pause_ = nb::none();  ///< A callable, or None.
+  std::exception_ptr failure_;     ///< What `pause` raised in a step.
   std::unique_ptr<Subscriber> subscriber_;
+  EngineRank* rank_ = nullptr;  ///< In place of subscriber_, for an engine of several ranks.
   std::unique_ptr<LogFollower> follower_;
 };
 
@@ -271,6 +339,24 @@ void bind_publisher(nb::module_& m) {
       .def_prop_ro("in_flight", [](PythonLogPublisher& self) { return self.get().in_flight(); });
 }
 
+FollowerOptions follower_options(const std::vector<std::string>& trusted_keys, const std::string& lease, double max_age,
+                                 bool allow_rollback) {
+  FollowerOptions options;
+  options.trust = trust_of(trusted_keys);
+  options.trust.max_age = milliseconds(max_age);
+  options.lease = lease;
+  options.allow_rollback = allow_rollback;
+  return options;
+}
+
+SubscriberOptions subscriber_options(int threads, std::uint32_t audit_versions, double audit_time) {
+  SubscriberOptions options;
+  options.threads = threads;
+  options.audit_versions = audit_versions;
+  options.audit_time = microseconds(audit_time);
+  return options;
+}
+
 void bind_follower(nb::module_& m) {
   nb::class_<FollowReport>(m, "FollowReport", "Report of one step of a follower.")
       .def_ro("version", &FollowReport::version)
@@ -281,10 +367,7 @@ void bind_follower(nb::module_& m) {
       .def_ro("bytes_read", &FollowReport::bytes_read)
       .def_ro("fetch_seconds", &FollowReport::fetch_seconds)
       .def_ro("apply_seconds", &FollowReport::apply_seconds);
-  static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&PythonLogFollower::traverse)},
-                                {Py_tp_clear, reinterpret_cast<void*>(&PythonLogFollower::clear)},
-                                {0, nullptr}};
-  nb::class_<PythonLogFollower>(m, "LogFollower", nb::type_slots(slots),
+  nb::class_<PythonLogFollower>(m, "LogFollower", nb::type_slots(PauseSlots<PythonLogFollower>::slots),
                                 "Live tensors that follow a delta log. Not thread-safe, except stop().")
       .def(
           "__init__",
@@ -293,16 +376,9 @@ void bind_follower(nb::module_& m) {
              const std::vector<std::string>& trusted_keys, const std::string& lease, double max_age,
              bool allow_rollback, int threads, std::uint32_t audit_versions, double audit_time, nb::object pause,
              double timeout, std::uintptr_t stream, double device_timeout) {
-            FollowerOptions options;
-            options.trust = trust_of(trusted_keys);
-            options.trust.max_age = milliseconds(max_age);
-            options.lease = lease;
-            options.allow_rollback = allow_rollback;
-            SubscriberOptions subscribing;
-            subscribing.threads = threads;
-            subscribing.audit_versions = audit_versions;
-            subscribing.audit_time = microseconds(audit_time);
-            new (self) PythonLogFollower(location, state_path, table, tensors, scratch, subscribing, std::move(options),
+            new (self) PythonLogFollower(location, state_path, table, tensors, scratch,
+                                         subscriber_options(threads, audit_versions, audit_time),
+                                         follower_options(trusted_keys, lease, max_age, allow_rollback),
                                          milliseconds(timeout), std::move(pause), stream, device_timeout);
           },
           nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("state_path"),
@@ -317,15 +393,66 @@ void bind_follower(nb::module_& m) {
           "seconds for one request "
           "to a store, with its retries. CUDA tensors, and `stream` and `device_timeout`: as in Subscriber. Raises "
           "IncompleteError if there is no log yet.")
+      .def(
+          "__init__",
+          [](PythonLogFollower* self, const PathText& location, PythonEngineRank& rank, const PathText& state_path,
+             const PathText& scratch, const std::vector<std::string>& trusted_keys, const std::string& lease,
+             double max_age, bool allow_rollback, double timeout) {
+            new (self) PythonLogFollower(location, state_path, rank, scratch,
+                                         follower_options(trusted_keys, lease, max_age, allow_rollback),
+                                         milliseconds(timeout));
+          },
+          nb::arg("location"), nb::arg("rank"), nb::kw_only(), nb::arg("state_path"), nb::arg("scratch"),
+          nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("lease") = "", nb::arg("max_age") = 0.0,
+          nb::arg("allow_rollback") = false, nb::arg("timeout") = 120.0, nb::keep_alive<1, 3>(),
+          "Follows with all ranks of an engine, of which `rank` is rank 0. `scratch` is a directory that all ranks can "
+          "read under this path. step() waits for all ranks.")
       .def("step", &PythonLogFollower::step, nb::arg("version") = nb::none(),
            "Advances to the current head, or to `version`; does nothing if there is nothing newer.")
       .def("stop", [](PythonLogFollower& self) { self.get().stop(); })
       .def_prop_ro(
           "version", [](PythonLogFollower& self) { return self.get().version(); },
           "Version of the tensors; None until the first step has found it.")
+      .def_prop_ro("dirty", &PythonLogFollower::dirty,
+                   "Whether the tensors are known to be of no version, so that only an anchor helps. For the thread of "
+                   "step() and for `pause`.");
+}
+
+void bind_engine_rank(nb::module_& m) {
+  nb::class_<PythonEngineRank>(
+      m, "EngineRank", nb::type_slots(PauseSlots<PythonEngineRank>::slots),
+      "One rank of an engine whose ranks each hold a part of a log's tensors: all of them reach a version together, or "
+      "none does. Rank 0 is followed with by LogFollower; the other ranks call serve(). Not thread-safe.")
+      .def(
+          "__init__",
+          [](PythonEngineRank* self, std::shared_ptr<ControlChannel> ranks, const TensorTable& table,
+             std::shared_ptr<Layout> layout, const std::vector<Memory>& tensors, int threads,
+             std::uint32_t audit_versions, double audit_time, nb::object pause, double timeout, std::uintptr_t stream,
+             double device_timeout) {
+            new (self) PythonEngineRank(std::move(ranks), table, std::move(layout), tensors,
+                                        subscriber_options(threads, audit_versions, audit_time), std::move(pause),
+                                        timeout, stream, device_timeout);
+          },
+          nb::arg("ranks"), nb::arg("table"), nb::arg("layout"), nb::arg("tensors"), nb::kw_only(),
+          nb::arg("threads") = 1, nb::arg("audit_versions") = 64, nb::arg("audit_time") = 0.0,
+          nb::arg("pause") = nb::none(), nb::arg("timeout") = 120.0, nb::arg("stream") = 0,
+          nb::arg("device_timeout") = 60.0,
+          "Collective over `ranks`, the ranks of `layout`. `table`: the log's, all of whose tensors the layout must "
+          "hold. `tensors`: writable, in the order of this rank's layout. `pause` is called as that of LogFollower, in "
+          "the thread of step() or serve(); an exception refuses. `timeout`: seconds in which all ranks must have done "
+          "a step. Raises UsageError naming a tensor of the log that the layout does not hold, and GroupMismatchError "
+          "where ranks differ.")
+      .def(
+          "serve",
+          [](PythonEngineRank& self) {
+            const GilRelease release;
+            self.get().serve();
+          },
+          "Takes part in what rank 0 does, and returns when rank 0's follower is gone. Raises PeerFailedError when the "
+          "channel breaks.")
       .def_prop_ro(
-          "digest", [](PythonLogFollower& self) { return to_hex(self.subscriber().digest().value); },
-          "State digest of the tensors.");
+          "dirty", [](PythonEngineRank& self) { return self.get().dirty(); },
+          "Whether this rank's tensors are known to be of no version. For the thread of serve() and `pause`.");
 }
 
 }  // namespace
@@ -334,6 +461,7 @@ void bind_logs(nb::module_& m) {
   m.attr("has_log") = true;
   bind_publication(m);
   bind_publisher(m);
+  bind_engine_rank(m);
   bind_follower(m);
   m.def(
       "log_head",

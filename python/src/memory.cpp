@@ -110,6 +110,36 @@ void require_writable(const Memory& one, const std::string& context) {
   if (!one.writable()) throw Error(ErrorCode::kUsage, "its memory is read-only", context);
 }
 
+RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector<Memory>& tensors, bool writable,
+                       bool masters) {
+  if (rank >= layout.ranks().size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("rank {} of a layout of {}", rank, layout.ranks().size()));
+  }
+  const std::vector<LocalTensor>& locals = layout.ranks()[rank].tensors;
+  if (tensors.size() != locals.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} tensors for a layout's {}", tensors.size(), locals.size()),
+                fmt::format("rank {}", rank));
+  }
+  RankMemory out;
+  out.kept = tensors;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const Memory& one = tensors[t];
+    const LocalTensor& local = locals[t];
+    const std::string context = fmt::format("rank {}: local tensor '{}'", rank, local.name);
+    const bool master = masters && local.dtype == DType::kBF16 && one.dtype() == DType::kF32;
+    const DType dtype = master ? DType::kF32 : local.dtype;
+    require_device_and_dtype(one, tensors[0], locals[0].name, dtype, "layout", context);
+    if (one.elements() != local.elements) {
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("it has {} elements, and the layout says {}", one.elements(), local.elements), context);
+    }
+    if (!one.contiguous()) throw Error(ErrorCode::kUsage, "it is not contiguous", context);
+    if (writable) require_writable(one, context);
+    out.tensors.push_back(one.ref(dtype));
+  }
+  return out;
+}
+
 std::vector<MutableBytes> contiguous_bytes(const TensorTable& table, const std::vector<Memory>& memory) {
   std::vector<MutableBytes> bytes;
   for (std::size_t i = 0; i < memory.size(); ++i) {

@@ -9,6 +9,7 @@
 
 #include "bindings.hpp"
 #include "sparsecast/device.hpp"
+#include "sparsecast/layout.hpp"
 #include "sparsecast/tensor.hpp"
 
 namespace sparsecast::python {
@@ -55,6 +56,18 @@ std::vector<TensorRef> tensors_for(const TensorTable& table, const std::vector<M
 inline int device_of(const std::vector<TensorRef>& tensors) {
   return tensors.empty() ? kHostMemory : tensors.front().device;
 }
+/// Tensors of a rank in the order of its layout, and what keeps their memory alive.
+struct RankMemory {
+  std::vector<Memory> kept;
+  std::vector<TensorRef> tensors;
+  int device() const noexcept { return device_of(tensors); }
+};
+
+/// Returns the tensors of rank `rank`. Throws Error{kUsage} unless they are contiguous, on one device, and have the
+/// dtypes and numbers of elements of the layout. With `masters`, tensors that are BF16 in the layout may be F32.
+RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector<Memory>& tensors, bool writable,
+                       bool masters = false);
+
 /// Returns a view of the bytes of each tensor, parallel to `table`. Throws Error{kUsage} naming a tensor that is not
 /// contiguous.
 std::vector<MutableBytes> contiguous_bytes(const TensorTable& table, const std::vector<Memory>& memory);

@@ -50,34 +50,6 @@ void merge(ValueCodec values, UlpOrder order, const SectionChanges<T>& a, const 
   }
 }
 
-/// `bits` are the bits before the changes.
-template <class T>
-void encode_changes(const SectionChanges<T>& changes, const SectionBits& bits, const TensorSpec& spec,
-                    const SectionId& id, const EncodeOptions& options, SectionBlocks& out) {
-  SectionBuilder<T> builder(rules_of(options), options.block_changes);
-  builder.begin(spec, out);
-  const bool old_bits = builder.needs_old_bits();
-  std::size_t begin = 0;
-  for (std::uint32_t tile = 0; begin < changes.positions.size(); ++tile) {
-    std::size_t end = begin;
-    while (end < changes.positions.size() && changes.positions[end] / kTileElems == tile) ++end;
-    if (end == begin && !old_bits) continue;
-    const auto slot = builder.begin_tile(id.section * kTilesPerSection + tile);
-    if (old_bits) {
-      const std::uint32_t first = tile * kTileElems;
-      const std::uint32_t count = std::min(kTileElems, bits.elements<T>() - first);
-      builder.add_old_bits(bits.from(first, sizeof(T)).window, count);
-    }
-    for (std::size_t i = begin; i < end; ++i) {
-      slot.positions[i - begin] = slot.base + changes.positions[i] % kTileElems;
-      slot.coded[i - begin] = changes.coded[i];
-    }
-    builder.end_tile(static_cast<std::uint32_t>(end - begin), nullptr);
-    begin = end;
-  }
-  builder.end();
-}
-
 /// Writes the records of a derived delta around the sections that `sections` appends.
 template <class Sections>
 CommitRecord write_derived(const TensorTable& table, DeltaHeader header, const StateDigest& result,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Decodes the sections of a delta file, one after another, for the operations on deltas (compose.cpp).
+// Decodes the sections of a delta file, one after another, and encodes sections, for the operations on deltas
+// (compose.cpp, cut.cpp).
 
 #include <fmt/format.h>
 
@@ -17,6 +18,7 @@
 #include "codec/block_coding.hpp"
 #include "codec/codec_common.hpp"
 #include "codec/frame_reader.hpp"
+#include "codec/frame_writer.hpp"
 #include "core/word.hpp"
 #include "sparsecast/error.hpp"
 
@@ -155,6 +157,35 @@ void collect_section(BlockCursor& cursor, const SectionId& id, const SectionBits
     }
     cursor.next();
   }
+}
+
+/// Encodes the changes of one section of a tensor into blocks, which are appended to `out`. `bits` are the bits before
+/// the changes.
+template <class T>
+void encode_changes(const SectionChanges<T>& changes, const SectionBits& bits, const TensorSpec& spec,
+                    const SectionId& id, const EncodeOptions& options, SectionBlocks& out) {
+  SectionBuilder<T> builder(rules_of(options), options.block_changes);
+  builder.begin(spec, out);
+  const bool old_bits = builder.needs_old_bits();
+  std::size_t begin = 0;
+  for (std::uint32_t tile = 0; begin < changes.positions.size(); ++tile) {
+    std::size_t end = begin;
+    while (end < changes.positions.size() && changes.positions[end] / kTileElems == tile) ++end;
+    if (end == begin && !old_bits) continue;
+    const auto slot = builder.begin_tile(id.section * kTilesPerSection + tile);
+    if (old_bits) {
+      const std::uint32_t first = tile * kTileElems;
+      const std::uint32_t count = std::min(kTileElems, bits.elements<T>() - first);
+      builder.add_old_bits(bits.from(first, sizeof(T)).window, count);
+    }
+    for (std::size_t i = begin; i < end; ++i) {
+      slot.positions[i - begin] = slot.base + changes.positions[i] % kTileElems;
+      slot.coded[i - begin] = changes.coded[i];
+    }
+    builder.end_tile(static_cast<std::uint32_t>(end - begin), nullptr);
+    begin = end;
+  }
+  builder.end();
 }
 
 }  // namespace sparsecast

@@ -195,9 +195,9 @@ TracePayload trace_of(const std::vector<CommitRecord>& commits, const TensorTabl
 
 }  // namespace
 
-std::vector<ApplyReport> SubscriberState::apply(const ApplyOrder& order) {
+std::vector<ApplyReport> SubscriberState::apply(const ApplyOrder& order, bool promised) {
   require_ready(order);
-  const std::vector<CommitRecord> commits = release();
+  std::vector<CommitRecord> commits = release();
   const TraceRange<"apply"> range(trace_of(commits, tables_.all()));
   // Until the digest is verified, the state counts as dirty: an exception in between must not leave it marked clean.
   dirty_ = true;
@@ -206,6 +206,7 @@ std::vector<ApplyReport> SubscriberState::apply(const ApplyOrder& order) {
   for (std::size_t s = 0; s < held_.size(); ++s) {
     StateDigest reached = held_[s].digest;
     reached += changes[s];
+    if (!promised) commits[s].result_digest = reached;
     if (reached == commits[s].result_digest) continue;
     if (!roll_back(applied.changes)) {
       throw Error(ErrorCode::kDirty, "the result was wrong and could not be undone; an anchor is needed");
@@ -319,17 +320,21 @@ void SubscriberState::audit() {
 }
 
 void SubscriberState::reset(std::uint64_t version, const std::vector<StateDigest>& expected) {
+  reset(version);
+  for (std::size_t s = 0; s < held_.size(); ++s) {
+    const StateDigest& found = held_[s].digest;
+    if (found == expected[s]) continue;
+    dirty_ = true;
+    throw Error(ErrorCode::kDigestMismatch,
+                fmt::format("the anchor has digest {}, not {}", to_hex(found.value), to_hex(expected[s].value)));
+  }
+}
+
+void SubscriberState::reset(std::uint64_t version) {
   discard();
   applied_.reset();
   dirty_ = true;
-  std::vector<StateDigest> digests = backend_->digests(0, tables_.all().size());
-  const std::vector<StateDigest> found = tables_.sums(digests);
-  for (std::size_t s = 0; s < found.size(); ++s) {
-    if (found[s] == expected[s]) continue;
-    throw Error(ErrorCode::kDigestMismatch,
-                fmt::format("the anchor has digest {}, not {}", to_hex(found[s].value), to_hex(expected[s].value)));
-  }
-  set_digests(std::move(digests));
+  set_digests(backend_->digests(0, tables_.all().size()));
   for (HeldState& held : held_) held.version = version;
   dirty_ = false;
 }

@@ -51,8 +51,9 @@ class SubscriberState {
   void discard() noexcept;
 
   /// Applies the deltas of all streams and verifies the digests. Returns one report per stream. When any digest is
-  /// wrong, rolls all streams back and throws.
-  std::vector<ApplyReport> apply(const ApplyOrder& order = {});
+  /// wrong, rolls all streams back and throws. With `promised` false, the digests in the commit records mean nothing
+  /// (cut.hpp): the digests that the streams come to are returned, and the caller verifies their sum over all ranks.
+  std::vector<ApplyReport> apply(const ApplyOrder& order = {}, bool promised = true);
   /// Applies the delta of the only stream as Subscriber::apply_nan_masked does.
   ApplyReport apply_nan_masked(const NanMaskedLoader& load, const ApplyOrder& order);
   /// Rolls the last apply() back, on all streams; see Subscriber::undo_last.
@@ -61,6 +62,9 @@ class SubscriberState {
   void audit();
   /// Accepts the live tensors as `version`; `expected` has one digest per stream. See Subscriber::reset.
   void reset(std::uint64_t version, const std::vector<StateDigest>& expected);
+  /// Accepts the live tensors as `version` whatever they hold. Reads all of them for the digests, which the caller
+  /// verifies.
+  void reset(std::uint64_t version);
 
   const JoinedTables& tables() const noexcept { return tables_; }
   std::uint64_t version() const noexcept { return held_.front().version; }
