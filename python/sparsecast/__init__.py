@@ -51,6 +51,7 @@ from .layouts import join_layouts
 
 if has_log:
     from ._core import (
+        EngineRank,
         FollowReport,
         LogFollower,
         LogPublisher,
@@ -67,6 +68,7 @@ __all__ = [
     "ColocatedRank",
     "ControlChannel",
     "Delta",
+    "EngineRank",
     "Error",
     "FollowReport",
     "Layout",

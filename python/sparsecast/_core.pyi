@@ -716,6 +716,27 @@ class LogPublisher:
     @property
     def in_flight(self) -> bool: ...
 
+class EngineRank:
+    """
+    One rank of an engine whose ranks each hold a part of a log's tensors: all of them reach a version together, or none does. Rank 0 is followed with by LogFollower; the other ranks call serve(). Not thread-safe.
+    """
+
+    def __init__(self, ranks: ControlChannel, table: TensorTable, layout: Layout, tensors: Sequence[Memory], *, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None, timeout: float = 120.0, stream: int = 0, device_timeout: float = 60.0) -> None:
+        """
+        Collective over `ranks`, the ranks of `layout`. `table`: the log's, all of whose tensors the layout must hold. `tensors`: writable, in the order of this rank's layout. `pause` is called as that of LogFollower, in the thread of step() or serve(); an exception refuses. `timeout`: seconds in which all ranks must have done a step. Raises UsageError naming a tensor of the log that the layout does not hold, and GroupMismatchError where ranks differ.
+        """
+
+    def serve(self) -> None:
+        """
+        Takes part in what rank 0 does, and returns when rank 0's follower is gone. Raises PeerFailedError when the channel breaks.
+        """
+
+    @property
+    def dirty(self) -> bool:
+        """
+        Whether this rank's tensors are known to be of no version. For the thread of serve() and `pause`.
+        """
+
 class FollowReport:
     """Report of one step of a follower."""
 
@@ -748,9 +769,16 @@ class FollowReport:
 class LogFollower:
     """Live tensors that follow a delta log. Not thread-safe, except stop()."""
 
+    @overload
     def __init__(self, location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None, timeout: float = 120.0, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
         `tensors`: writable, parallel to the table. `state_path`: a file that remembers the versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called before each write of the tensors and `pause(False)` after it, in the thread of step(); if the first returns False or raises, nothing is written, and step() raises DeadlineError or what `pause` raised. `timeout`: seconds for one request to a store, with its retries. CUDA tensors, and `stream` and `device_timeout`: as in Subscriber. Raises IncompleteError if there is no log yet.
+        """
+
+    @overload
+    def __init__(self, location: str | os.PathLike[str], rank: EngineRank, *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, timeout: float = 120.0) -> None:
+        """
+        Follows with all ranks of an engine, of which `rank` is rank 0. `scratch` is a directory that all ranks can read under this path. step() waits for all ranks.
         """
 
     def step(self, version: int | None = None) -> FollowReport:
@@ -765,8 +793,10 @@ class LogFollower:
         """Version of the tensors; None until the first step has found it."""
 
     @property
-    def digest(self) -> str:
-        """State digest of the tensors."""
+    def dirty(self) -> bool:
+        """
+        Whether the tensors are known to be of no version, so that only an anchor helps. For the thread of step() and for `pause`.
+        """
 
 def log_head(location: str | os.PathLike[str], trusted_keys: Sequence[str] = [], timeout: float = 120.0) -> int | None:
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receiver of an engine of one rank that follows a delta log: stages in a thread of its own, applies at a boundary.
+"""Receiver of a rank of an engine that follows a delta log: stages in a thread of its own, applies at a boundary.
 
     unproven --first look--> ready --a version is staged--> staged --apply()--> applying --> ready ...
                                |                               |                   |
@@ -9,6 +9,9 @@
 The thread fetches, checks and stages while the engine generates, and then waits: the weights are written only while the
 engine's own thread is in `apply`. Errors that may pass by themselves, of a store that does not answer,
 say, are named in `status`, and the step is tried again after a growing interval.
+
+In an engine of several ranks the thread of rank 0 follows the log, and those of the other ranks do as it does
+(`EngineRank`): all of them are "staged" at the same version, and write when the engines' threads of all are in `apply`.
 """
 
 from __future__ import annotations
@@ -18,14 +21,15 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsecast.engines.receiver import on_device
-from sparsecast.errors import DirtyError, Error, UsageError
+from sparsecast.errors import Error, PeerFailedError, UsageError
 from sparsecast.transports import Log
 
 if TYPE_CHECKING:
-    from sparsecast import LogFollower, Memory, TensorTable
+    from sparsecast import ControlChannel, EngineRank, Layout, LogFollower, Memory, TensorTable
     from sparsecast.engines.refresh.recompute import Recomputation
 
 State = Literal["unproven", "ready", "staged", "applying", "broken", "dirty", "closed"]
@@ -37,13 +41,23 @@ _NAME_SECONDS = 1.0  # What `apply` waits for the thread to say which version it
 _EXIT_SECONDS = 5.0
 
 
-class LogReceiver:
-    """Keeps the live weights of an engine at the versions of a delta log.
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of an engine, each of which holds a part of the tensors."""
 
-    `log.state` is a directory of this receiver alone, for fetched objects and what it has seen of the log. `tensors` are
-    whole canonical tensors, parallel to `table`, which may be views; the caller keeps them where they are.
-    `recomputations` and `guard` mean what they mean for `Receiver`. The thread begins with `start`, and looks for news
-    every `interval` seconds.
+    channel: ControlChannel
+    """Between the ranks, for this use alone."""
+    layout: Layout
+    """Of the whole engine, the same on all ranks."""
+
+
+class LogReceiver:
+    """Keeps the live weights of a rank of an engine at the versions of a delta log.
+
+    `log.state` is a directory of this engine alone, for fetched objects and what it has seen of the log; all its ranks
+    can read it. `tensors` are whole canonical tensors, parallel to `table`, which may be views; with `ranks` they are
+    what the layout has for this rank. The caller keeps them where they are. `recomputations` and `guard` mean what they
+    mean for `Receiver`. The thread begins with `start`, and looks for news every `interval` seconds.
     """
 
     def __init__(
@@ -52,6 +66,7 @@ class LogReceiver:
         table: TensorTable,
         tensors: Sequence[Memory],
         *,
+        ranks: Ranks | None = None,
         interval: float = 1.0,
         recomputations: Sequence[Recomputation] = (),
         guard: Callable[[], None] | None = None,
@@ -63,17 +78,20 @@ class LogReceiver:
         self._log = log
         self._table = table
         self._tensors = list(tensors)
+        self._ranks = ranks
+        self._rank = ranks.channel.rank if ranks is not None else 0
         self._interval = interval
         self._recomputations = tuple(recomputations)
         self._guard = guard or (lambda: None)
+        self._engine_rank: EngineRank | None = None
         self._follower: LogFollower | None = None
         self._thread = threading.Thread(target=self._run, name="sparsecast-log", daemon=True)
         self._changed = threading.Condition()  # Guards all fields below.
         self._state: State = "unproven"
         self._version: int | None = None
-        self._is_whole = True  # False also until it is known that a write which changed no digest has failed well.
+        self._is_whole = True
         self._not_computed = ""  # Why derived tensors are not those of the weights.
-        self._digest: str | None = None  # Before a write that is under way.
+        self._is_writing = False
         self._writes = 0  # Writes of the weights that have ended.
         self._named = 0  # Number of writes after which `_version` was found.
         self._head: int | None = None
@@ -99,11 +117,13 @@ class LogReceiver:
         """Returns the place of the engine in the log as JSON values.
 
         `lag` counts versions, up to the newest that was seen `head_age` seconds ago; while a version is staged nothing
-        newer is looked for. `error` is the last failure, empty after a success. `reseeded` counts the anchors taken.
+        newer is looked for. `error` is the last failure, empty after a success. `reseeded` counts the anchors taken. In
+        an engine of several ranks, rank 0 alone has version, head, lag and bytes.
         """
         with self._changed:
             lag = self._head - self._version if self._head is not None and self._version is not None else None
             return {
+                "rank": self._rank,
                 "state": self._told_state(),
                 "version": self._version,
                 "head": self._head,
@@ -143,7 +163,7 @@ class LogReceiver:
             self._state = "applying"
             self._changed.notify_all()
             # `close` in another thread takes the grant back, unless the write has begun.
-            self._changed.wait_for(lambda: self._writes != before or (self._state == "closed" and self._digest is None))
+            self._changed.wait_for(lambda: self._writes != before or (self._state == "closed" and not self._is_writing))
             if self._writes == before:
                 return False
         try:
@@ -170,6 +190,8 @@ class LogReceiver:
         atexit.unregister(self.close)
         if self._follower is not None:
             self._follower.stop()
+        if self._ranks is not None and not self._is_writing:
+            self._ranks.channel.abort(f"rank {self._rank} of the engine follows the log no more")
         if self._thread.is_alive():
             self._thread.join(timeout)
 
@@ -187,8 +209,7 @@ class LogReceiver:
                 wait = self._interval
             except Exception as error:  # Whatever it is, the server goes on with what it has, and says so.
                 with self._changed:
-                    is_known = self._take_version()
-                    self._is_whole = not isinstance(error, DirtyError) and (is_known or self._is_whole)
+                    self._look_at_weights()
                     self._error = str(error)
                     if getattr(error, "code", "") not in _TRIED_AGAIN:
                         self._stop(str(error))
@@ -199,6 +220,13 @@ class LogReceiver:
                 self._changed.wait_for(lambda: self._state in ("closed", "broken"), wait)
 
     def _step(self) -> None:
+        if self._ranks is not None and self._engine_rank is None:
+            self._engine_rank = self._join(self._ranks)
+        if self._engine_rank is not None and self._rank > 0:
+            with self._changed:
+                self._state = "ready" if self._state == "unproven" else self._state
+            self._engine_rank.serve()
+            raise PeerFailedError("rank 0 of the engine follows the log no more")
         if self._follower is None:
             self._follower = self._open()
         report = self._follower.step()
@@ -211,40 +239,45 @@ class LogReceiver:
             if self._state == "unproven":
                 self._state = "ready"
 
+    def _join(self, ranks: Ranks) -> EngineRank:
+        from sparsecast import EngineRank
+
+        timeout = self._log.timeout
+        return EngineRank(ranks.channel, self._table, ranks.layout, self._tensors, pause=self._pause, timeout=timeout)
+
     def _open(self) -> LogFollower:
         from sparsecast import LogFollower, log_head
 
         head = log_head(self._log.location, list(self._log.trusted_keys), self._log.timeout)
         with self._changed:
             self._head, self._head_seen = head, time.monotonic()
-        scratch = pathlib.Path(self._log.state) / "scratch"
+        state = pathlib.Path(self._log.state)
+        scratch = state / "scratch"
         scratch.mkdir(parents=True, exist_ok=True)
-        return LogFollower(
-            self._log.location,
-            self._table,
-            self._tensors,
-            state_path=pathlib.Path(self._log.state) / "follower",
-            scratch=scratch,
-            trusted_keys=list(self._log.trusted_keys),
-            lease=self._log.lease,
-            timeout=self._log.timeout,
-            pause=self._pause,
-        )
+        options: dict[str, Any] = {
+            "state_path": state / "follower",
+            "scratch": scratch,
+            "trusted_keys": list(self._log.trusted_keys),
+            "lease": self._log.lease,
+            "timeout": self._log.timeout,
+        }
+        if self._engine_rank is not None:
+            return LogFollower(self._log.location, self._engine_rank, **options)
+        return LogFollower(self._log.location, self._table, self._tensors, pause=self._pause, **options)
 
     def _pause(self, paused: bool) -> bool:
-        """Is called by the follower around each write of the weights. Waits for `apply` before it, and returns whether
-        the write was granted.
+        """Is called around each write of the weights, in the thread that follows. Waits for `apply` before it, and
+        returns whether the write was granted.
         """
         with self._changed:
-            assert self._follower is not None
+            self._look_at_weights()
             if not paused:
-                self._is_whole = self._follower.digest != self._digest
-                self._digest = None
+                self._is_writing = False
                 self._writes += 1
+                if self._rank > 0:
+                    self._named = self._writes  # The version is rank 0's to name.
                 self._changed.notify_all()
                 return True
-            was_known = self._version is not None
-            self._is_whole = self._take_version() or (self._is_whole and not was_known)
             self._named = self._writes
             self._changed.notify_all()
             # The engine's thread may still compute what it derives from the version before.
@@ -253,10 +286,8 @@ class LogReceiver:
                 self._state = "staged"
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._state in ("applying", "closed"))
-            if self._state == "closed":
-                return False
-            self._digest = self._follower.digest
-            return True
+            self._is_writing = self._state != "closed"
+            return self._is_writing
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -264,13 +295,13 @@ class LogReceiver:
         whole = self._is_whole and not self._not_computed
         return "dirty" if not whole and self._state in ("unproven", "ready", "broken") else self._state
 
-    def _take_version(self) -> bool:
-        """Takes the version from the follower, in its thread; returns whether the follower knows it. It does not know the
-        version of weights that a failed write has left half-written.
-        """
-        version = self._follower.version if self._follower is not None else None
-        self._version = version if version is not None else self._version
-        return version is not None
+    def _look_at_weights(self) -> None:
+        """Takes over which version the weights are of, and whether they are of any; in the thread that follows."""
+        follower = self._follower
+        if follower is not None and follower.version is not None:
+            self._version = follower.version
+        writer = follower or self._engine_rank
+        self._is_whole = writer is None or not writer.dirty
 
     def _stop(self, error: str) -> None:
         self._error = error

@@ -68,12 +68,12 @@ class Engine(nn.Module):
 class Scene:
     """A trainer that publishes to a log below `directory`."""
 
-    def __init__(self, directory: pathlib.Path, seed: int = 1, rows: int = 96) -> None:
+    def __init__(self, directory: pathlib.Path, seed: int = 1, rows: int = 96, positions: str = "auto") -> None:
         directory.mkdir(exist_ok=True)
         self.log = Log(directory / "log", mirror=directory / "mirror.safetensors", state=directory / "state")
         self.trainer = Trainer(seed, rows)
         self.started = {name: tensor.clone() for name, tensor in self.trainer.named_parameters()}
-        self.publisher = Publisher(self.trainer, transport=self.log)
+        self.publisher = Publisher(self.trainer, transport=self.log, positions=positions)
         self.receivers: list[LogReceiver] = []
 
     def publish(self, versions: int = 1) -> int:

@@ -20,19 +20,20 @@ from sparsecast.errors import UsageError
 
 
 class Engine:
-    """An engine of one worker, and what was called."""
+    """An engine of one worker, and what was called. `others` are workers of other ranks and replicas."""
 
-    def __init__(self) -> None:
+    def __init__(self, *others: dict[str, Any]) -> None:
         self.calls: list[str] = []
-        self.worker = {"state": "ready", "version": 1, "is_whole": True, "error": ""}
+        self.worker = {"replica": 0, "rank": 0, "state": "ready", "version": 1, "is_whole": True, "error": ""}
+        self.others = others
         self.after_apply: dict[str, Any] = {"state": "ready", "version": 2}
         self.paused = False
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[dict[str, Any]]:
         if method == "sparsecast_follow_apply":
-            self.calls.append("apply")
+            self.calls.append("apply" if args == ([0],) else f"apply {args}")
             self.worker |= self.after_apply
-        return [dict(self.worker)]
+        return [dict(self.worker), *map(dict, self.others)]
 
     async def is_paused(self) -> bool:
         return self.paused
@@ -91,6 +92,23 @@ def test_a_version_is_written_and_named_within_a_pause(pause: str, calls: list[s
 
     assert run(work, engine, pause=pause).status()["paused"] is False
     assert engine.calls[1:] == calls
+
+
+def test_a_version_is_taken_by_a_replica_when_all_its_workers_have_staged_it() -> None:
+    second = {"replica": 0, "rank": 1, "state": "ready", "version": None, "is_whole": True, "error": ""}
+    behind = {"replica": 1, "rank": 0, "state": "ready", "version": 2, "is_whole": True, "error": ""}
+    engine = Engine(second, behind)
+    engine.worker["state"] = "staged"
+
+    async def work(following: LogFollowing) -> None:
+        await until(lambda: len(following.status()["workers"]) == 3)
+        await asyncio.sleep(0.1)
+        assert engine.calls == []
+        second["state"] = "staged"
+        await until(lambda: following.status()["served"] == 2)
+
+    run(work, engine)
+    assert engine.calls[:2] == ["pause keep False", "apply"]
 
 
 def test_a_pause_of_somebody_else_is_left_as_it_is() -> None:

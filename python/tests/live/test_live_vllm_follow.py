@@ -29,22 +29,20 @@ IN_FLIGHT = 4
 SECONDS = 60.0
 
 
-class Scene:
-    """A trainer that publishes to a directory, a server that follows it, and a stock server that loads checkpoints."""
+class Follower:
+    """A trainer that publishes to a directory, and a server that follows it."""
 
-    def __init__(self, start: Start, model: Path, work: Path) -> None:
+    def __init__(self, start: Start, model: Path, work: Path, positions: str = "auto") -> None:
         self.start, self.model, self.work = start, model, work
         self.trainer = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         log = Log(work / "log", mirror=work / "mirror.safetensors")
-        self.publisher = Publisher(self.trainer, transport=log, wire_dtype=torch.bfloat16)
-        self.server = self.follow(SPARSECAST_FOLLOW_AT="told", SPARSECAST_FOLLOW_PAUSE="retract")
-        self.stock = start(model, plugged=False)
-        self.server.wait()
-        self.stock.wait()
+        self.publisher = Publisher(self.trainer, transport=log, wire_dtype=torch.bfloat16, positions=positions)
+        self.server: LiveServer
 
-    def follow(self, port: int = 0, **variables: str) -> LiveServer:
+    def follow(self, *, port: int = 0, ranks: int = 1, cut: str = "tensor", **variables: str) -> LiveServer:
         state = {"SPARSECAST_FOLLOW_STATE": str(self.work / "state"), "SPARSECAST_FOLLOW_INTERVAL": "0.2"}
-        return self.start(self.model, port=port, follows=str(self.work / "log"), variables={**state, **variables})
+        log = str(self.work / "log")
+        return self.start(self.model, port=port, ranks=ranks, cut=cut, follows=log, variables={**state, **variables})
 
     def publish(self) -> int:
         with torch.no_grad():
@@ -67,13 +65,28 @@ class Scene:
             time.sleep(0.05)
         return status
 
-    def expected(self) -> str:
-        """The logprobs of the trainer's weights, saved as a checkpoint and loaded by the stock server itself."""
+    def save(self) -> Path:
+        """Saves the trainer's weights as a checkpoint."""
         directory = self.work / f"checkpoint-{self.publisher.version}"
         state = {name: tensor.to(torch.bfloat16) for name, tensor in self.trainer.state_dict().items()}
         self.trainer.save_pretrained(directory, state_dict=state)
         (directory / "config.json").write_text((self.model / "config.json").read_text())
-        reload(self.stock, directory)
+        return directory
+
+
+class Scene(Follower):
+    """A server that takes versions when it is told to, and a stock server that loads checkpoints."""
+
+    def __init__(self, start: Start, model: Path, work: Path) -> None:
+        super().__init__(start, model, work)
+        self.server = self.follow(SPARSECAST_FOLLOW_AT="told", SPARSECAST_FOLLOW_PAUSE="retract")
+        self.stock = start(model, plugged=False)
+        self.server.wait()
+        self.stock.wait()
+
+    def expected(self) -> str:
+        """The logprobs of the trainer's weights, saved as a checkpoint and loaded by the stock server itself."""
+        reload(self.stock, self.save())
         return probe(self.stock)
 
 
@@ -109,7 +122,7 @@ def test_a_server_that_was_killed_catches_up_by_itself_and_then_follows_under_lo
     scene.server.kill()
     for _ in range(3):
         version = scene.publish()
-    scene.server = scene.follow(scene.server.port).wait()
+    scene.server = scene.follow(port=scene.server.port).wait()
     scene.until(lambda now: now["served"] == version)
     assert probe(scene.server) == scene.expected()
     load = Load([scene.server], IN_FLIGHT)
@@ -130,3 +143,29 @@ def test_a_server_that_was_killed_catches_up_by_itself_and_then_follows_under_lo
         f"seconds from commit to served: {delays}, paused: {pauses}, of these the last write: {worker['pause_seconds']}"
     )
     assert probe(scene.server) == scene.expected()
+
+
+@pytest.mark.parametrize("cut", ["tensor", "pipeline"])
+def test_two_workers_hold_their_parts_of_a_version_or_both_the_version_before(
+    start: Start, model: Path, tmp_path: Path, cut: str
+) -> None:
+    scene = Follower(start, model, tmp_path, positions="packed")
+    version = scene.publish()
+    scene.server = scene.follow(ranks=2, cut=cut, VLLM_SERVER_DEV_MODE="1").wait()
+    try:
+        scene.until(lambda now: now["served"] == version)
+        load = Load([scene.server], IN_FLIGHT)
+        with load.running():
+            for _ in range(2):
+                version = scene.publish()
+                assert scene.reach(version).json() == {"version": version}
+        assert not load.failures and set(load.reasons) <= {"length"}
+        workers = scene.status()["workers"]
+        assert [(one["rank"], one["state"], one["is_whole"]) for one in workers] == [(r, "ready", True) for r in (0, 1)]
+        scene.server.post("/reset_prefix_cache")
+        now = probe(scene.server)
+        reload(scene.server, scene.save())
+        assert probe(scene.server) == now
+    finally:
+        scene.publisher.close()
+        scene.server.kill()

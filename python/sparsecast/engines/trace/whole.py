@@ -20,6 +20,16 @@ def cut_tensors(traced: TracedLoader) -> list[str]:
     return [traced.table[i][0] for i, shards in places.items() if not _is_whole(traced, shards)]
 
 
+def refuse_ties(traced: TracedLoader) -> None:
+    """Raises UnsupportedError naming two names of one tensor, of which a log has both."""
+    if traced.ties:
+        alias, original = traced.ties[0]
+        raise UnsupportedError(
+            f"{alias!r} and {original!r} are one tensor in this engine, and two tensors of the log would be written "
+            "into it: publish one of the two names"
+        )
+
+
 def whole_tensors(traced: TracedLoader) -> tuple[list[WholeTensor], dict[str, torch.Tensor]]:
     """Returns all canonical tensors by their names in byte order, which is the order of a log; and those that the engine
     has no use for, which get zeros in host memory, for the caller to fill.
@@ -32,12 +42,7 @@ def whole_tensors(traced: TracedLoader) -> tuple[list[WholeTensor], dict[str, to
             f"{len(cut)} tensors lie in several pieces, starting with {cut[0]!r}, and a log needs each of them whole: "
             "keep them beside the model (mode 'shadow')"
         )
-    if traced.ties:
-        alias, original = traced.ties[0]
-        raise UnsupportedError(
-            f"{alias!r} and {original!r} are one tensor in this engine, and two tensors of the log would be written "
-            "into it: publish one of the two names"
-        )
+    refuse_ties(traced)
     device = next((tensor.memory.device for tensor in traced.tensors if tensor.memory.is_cuda), None)
     places = _places(traced)
     whole: list[WholeTensor] = []

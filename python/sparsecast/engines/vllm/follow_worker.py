@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sparsecast.engines.log_receiver import LogReceiver
     from sparsecast.engines.refresh.recompute import Recomputation
     from sparsecast.engines.trace.loader import TracedLoader
+    from sparsecast.engines.vllm.live_model import LiveModel
+    from sparsecast.transports import Log
 
 METHODS = ("sparsecast_follow", "sparsecast_follow_status", "sparsecast_follow_apply")
 
@@ -44,10 +46,13 @@ def sparsecast_follow_status(self: Any) -> dict[str, Any]:
     return follower.status()
 
 
-def sparsecast_follow_apply(self: Any, timeout: float = 0.0) -> dict[str, Any]:
-    """Writes the version that is staged, if one is within `timeout` seconds; returns the status, also after a failure."""
+def sparsecast_follow_apply(self: Any, replicas: list[int]) -> dict[str, Any]:
+    """Writes the version that is staged, on the workers of these replicas, all of which have staged it; returns the
+    status, also after a failure.
+    """
     follower: WorkerFollower = getattr(self, _ATTRIBUTE)
-    follower.apply(timeout)
+    if follower.replica in replicas:
+        follower.apply()
     return follower.status()
 
 
@@ -55,24 +60,34 @@ class WorkerFollower:
     """The follower of one worker, or the reason why the worker cannot follow. For the engine's thread."""
 
     def __init__(self, worker: Any, settings: dict[str, Any]) -> None:
+        """Collective over the workers of an engine: either all of them follow, or none."""
+        from vllm.distributed.parallel_state import get_world_group
+
+        group = get_world_group()
+        parallel = worker.vllm_config.parallel_config
+        # With expert parallelism the replicas are one engine, whose group has the workers of all of them.
+        apart = group.world_size == parallel.world_size
+        self.replica = int(parallel.data_parallel_index) if apart else 0
+        self._rank = int(group.rank_in_group)
         self._device = worker.device
         self._receiver: LogReceiver | None = None
         self._recomputations: list[Recomputation] = []
         self._refusal = ""
         try:
-            self._start(worker, settings)
+            self._start(worker, settings, group)
         except Exception as error:  # vLLM's code may raise anything; the server goes on with the weights that it has.
             self._refusal = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
             _log.error("sparsecast does not follow %s: %s", settings["location"], self._refusal)
 
     def status(self) -> dict[str, Any]:
+        place = {"replica": self.replica, "rank": self._rank}
         if self._receiver is None:
-            return {"state": "broken", "version": None, "is_whole": True, "error": self._refusal}
+            return {**place, "state": "broken", "version": None, "is_whole": True, "error": self._refusal}
         from sparsecast.engines.refresh.recompute import report
 
-        return {**self._receiver.status(), **report(self._recomputations)}
+        return {**place, **self._receiver.status(), **report(self._recomputations)}
 
-    def apply(self, timeout: float) -> None:
+    def apply(self) -> None:
         if self._receiver is None:
             return
         if self._device.type == "cuda":
@@ -80,51 +95,72 @@ class WorkerFollower:
 
             torch.cuda.synchronize(self._device)  # Work that vLLM has enqueued still reads the version before.
         with contextlib.suppress(Error):  # The status says so.
-            self._receiver.apply(timeout)
+            self._receiver.apply()
 
-    def _start(self, worker: Any, settings: dict[str, Any]) -> None:
-        from sparsecast import TensorTable, describe
+    def _start(self, worker: Any, settings: dict[str, Any], group: Any) -> None:
+        from sparsecast.engines.agreement import raise_if_any_failed
         from sparsecast.engines.follow_settings import log_of_worker
-        from sparsecast.engines.log_receiver import LogReceiver
-        from sparsecast.engines.trace.whole import whole_tensors
         from sparsecast.engines.vllm.live_model import LiveModel, draft_model
-        from sparsecast.engines.vllm.model import checkpoint_tensors
         from sparsecast.engines.vllm.plugin import check_version
 
         check_version()
         config = worker.vllm_config
-        _refuse_what_cannot_follow(config)
-        log = log_of_worker(settings, int(config.parallel_config.data_parallel_index))
-        self._lock = _lock(pathlib.Path(str(log.state)))
-        live = LiveModel(config, worker.get_model())
-        live.find_draft = lambda: draft_model(worker)
-        traced, recomputations = _trace(live)
-        for recomputation in recomputations:
-            recomputation.prove(as_loaded=True)
-        traced.require_complete(recomputations[0].derived)
-        whole, unused = whole_tensors(traced)
+        log = log_of_worker(settings, self.replica)
+        failure: BaseException | None = None
+        try:
+            _refuse_what_cannot_follow(config)
+            if self._rank == 0:
+                self._lock = _lock(pathlib.Path(str(log.state)))
+            live = LiveModel(config, worker.get_model())
+            live.find_draft = lambda: draft_model(worker)
+            traced, recomputations = _trace(live, whole=group.world_size == 1)
+            for recomputation in recomputations:
+                recomputation.prove(as_loaded=True)
+            traced.require_complete(recomputations[0].derived)
+        except BaseException as error:  # Told to the other workers, and raised on all of them.
+            failure = error
+        raise_if_any_failed(failure, group.cpu_group)
+        self._recomputations = recomputations
+        self._receiver = self._make_receiver(log, live, traced, settings["interval"], group)
+        self._receiver.start()
+        _log.info("sparsecast follows %s: %d of %d tensors in place", log.location, traced.in_place, len(traced.table))
+
+    def _make_receiver(
+        self, log: Log, live: LiveModel, traced: TracedLoader, interval: float, group: Any
+    ) -> LogReceiver:
+        from sparsecast import TensorTable, describe
+        from sparsecast.engines.follow_ranks import followed_part
+        from sparsecast.engines.log_receiver import LogReceiver, Ranks
+        from sparsecast.engines.trace.whole import whole_tensors
+        from sparsecast.engines.vllm.model import checkpoint_tensors
+
+        ranks: Ranks | None = None
+        if group.world_size == 1:
+            whole, unused = whole_tensors(traced)
+            table = [spec for spec, _ in whole]
+            tensors = [describe(tensor, dtype=dtype) for (_, dtype, _), tensor in whole]
+        else:
+            part = followed_part(traced, group.cpu_group, log.timeout)
+            table = sorted(traced.table, key=lambda spec: spec[0].encode())  # As a log has it.
+            ranks, tensors, unused = part.ranks, part.tensors, part.unused
         if unused:
-            for name, tensor in checkpoint_tensors(config, config.model_config, live.model):
+            for name, tensor in checkpoint_tensors(live.vllm_config, live.vllm_config.model_config, live.model):
                 if name in unused:
                     unused[name].copy_(tensor)
-        self._recomputations = recomputations
-        self._receiver = LogReceiver(
+        self._kept = (traced, unused)  # Their memory is written as long as the receiver lives.
+        return LogReceiver(
             log,
-            TensorTable([spec for spec, _ in whole]),
-            [describe(tensor, dtype=dtype) for (_, dtype, _), tensor in whole],
-            interval=settings["interval"],
-            recomputations=recomputations,
+            TensorTable(table),
+            tensors,
+            ranks=ranks,
+            interval=interval,
+            recomputations=self._recomputations,
             guard=live.guard(traced, "start the server again"),
         )
-        self._receiver.start()
-        in_place = traced.in_place
-        _log.info("sparsecast follows %s: %d of %d tensors in place", log.location, in_place, len(traced.table))
 
 
 def _refuse_what_cannot_follow(config: Any) -> None:
-    """Raises UnsupportedError for servers whose workers cannot follow a log each by itself."""
-    from vllm.distributed.parallel_state import get_world_group
-
+    """Raises UnsupportedError for servers that cannot follow a log."""
     from sparsecast.engines.vllm.model import refuse_moving_experts
 
     if config.weight_transfer_config is not None:
@@ -133,13 +169,6 @@ def _refuse_what_cannot_follow(config: Any) -> None:
             "without it, or without SPARSECAST_FOLLOW"
         )
     refuse_moving_experts(config.parallel_config)
-    workers = get_world_group().world_size
-    if workers != 1:
-        raise UnsupportedError(
-            f"the engine has {workers} workers, and a log is followed by engines of one: start vLLM without "
-            "--tensor-parallel-size, --pipeline-parallel-size and --enable-expert-parallel, or send the weights from a "
-            "trainer (docs/engines.md)"
-        )
     if config.model_config.enable_sleep_mode:
         raise UnsupportedError(
             "--enable-sleep-mode: a server that sleeps gives the memory of its weights away, into which the follower "
@@ -147,23 +176,25 @@ def _refuse_what_cannot_follow(config: Any) -> None:
         )
 
 
-def _trace(live: Any) -> tuple[TracedLoader, list[Recomputation]]:
-    """Returns the map of the tensors in the files that vLLM was started from, which the log has to have, too. Tensors
-    that are cut into several pieces are kept whole beside the model, and loaded from there after each write.
+def _trace(live: LiveModel, *, whole: bool) -> tuple[TracedLoader, list[Recomputation]]:
+    """Returns the map of the tensors in the files that vLLM was started from, which the log has to have, too. With
+    `whole`, tensors that are cut into several pieces are kept whole beside the model, and loaded from there after each
+    write.
     """
     from sparsecast.buffers import dtype_name
-    from sparsecast.engines.trace.whole import cut_tensors
+    from sparsecast.engines.trace.whole import cut_tensors, refuse_ties
     from sparsecast.engines.vllm.live_model import TraceRequest
     from sparsecast.engines.vllm.model import checkpoint_tensors, refuse_new_ties
 
     files = checkpoint_tensors(live.vllm_config, live.vllm_config.model_config, live.model)
     request = TraceRequest([(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in files])
     traced, recomputations = live.trace(request, verify=True)
-    cut = cut_tensors(traced)
+    cut = cut_tensors(traced) if whole else []
     if cut:
         request = dataclasses.replace(request, modes={glob.escape(name): "shadow" for name in cut})
         traced, recomputations = live.trace(request, verify=True)
     refuse_new_ties(traced, ())
+    refuse_ties(traced)
     return traced, recomputations
 
 

@@ -103,9 +103,9 @@ class LogFollowing:
             self._workers = await ask_workers(self._engine, "sparsecast_follow", self._settings.for_worker())
         else:
             self._workers = await ask_workers(self._engine, "sparsecast_follow_status")
-        staged = any(worker["state"] == "staged" for worker in self._workers) and self._is_due()
+        staged = self._staged() if self._is_due() else []
         if staged:
-            await self._take()
+            await self._take(staged)
         await self._name()
         if not self._is_whole():
             await self._pause()
@@ -113,7 +113,12 @@ class LogFollowing:
             await self._engine.resume_generation()
             self._pause_seconds = time.monotonic() - self._paused_at
             self._paused_at = None
-        return staged
+        return bool(staged)
+
+    def _staged(self) -> list[int]:
+        """Returns the numbers of the replicas all of whose workers have staged a version."""
+        waiting = {worker["replica"] for worker in self._workers if worker["state"] != "staged"}
+        return sorted({worker["replica"] for worker in self._workers} - waiting)
 
     def _is_whole(self) -> bool:
         return all(worker["is_whole"] for worker in self._workers)
@@ -122,9 +127,9 @@ class LogFollowing:
         repairs = not self._is_whole()
         return self._settings.at == "once" or repairs or (self._served or 0) < self._wanted
 
-    async def _take(self) -> None:
+    async def _take(self, replicas: list[int]) -> None:
         await self._pause()
-        self._workers = await ask_workers(self._engine, "sparsecast_follow_apply")
+        self._workers = await ask_workers(self._engine, "sparsecast_follow_apply", replicas)
         again = self._settings.pause == "retract"
         self._cache_reset = await self._engine.reset_prefix_cache(reset_running_requests=again)
 
@@ -137,8 +142,8 @@ class LogFollowing:
             self._paused_at = begin
 
     async def _name(self) -> None:
-        """Has vLLM name the version that all workers hold."""
-        versions = {worker["version"] for worker in self._workers if worker["is_whole"]}
+        """Has vLLM name the version that all replicas hold; rank 0 of each knows it."""
+        versions = {worker["version"] for worker in self._workers if worker["is_whole"] and worker["rank"] == 0}
         version = versions.pop() if len(versions) == 1 else None
         if version is not None and version != self._served:
             await self._engine.update_weight_version(str(version))

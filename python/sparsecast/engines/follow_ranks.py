@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of an engine that follow a delta log together: what each of them holds, and the channel between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from sparsecast.engines.log_receiver import Ranks
+from sparsecast.engines.trace.dtypes import TORCH_DTYPES
+from sparsecast.engines.trace.memory import host_memory, seen_by
+from sparsecast.torch.layouts import collective_device, gather_layout
+from sparsecast.transports import address_facing, free_port
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from sparsecast import ControlChannel, Layout, Memory
+    from sparsecast.engines.trace.loader import TracedLoader
+
+_LOOPBACK = "127.0.0.1"
+_ADDRESS_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class FollowedPart:
+    """What a rank of an engine follows a log with."""
+
+    ranks: Ranks
+    tensors: list[Memory]
+    """Memory of the rank's local tensors, in the order of the layout."""
+    unused: dict[str, torch.Tensor]
+    """Canonical tensors that no rank has a use for, zeros in host memory, which rank 0 keeps for the digest of the log;
+    for the caller to fill, and to keep with the traced tensors. Empty on the other ranks."""
+
+
+def followed_part(traced: TracedLoader, group: ProcessGroup, timeout: float) -> FollowedPart:
+    """Returns what this rank of `group` holds of the tensors that it has traced. Collective over the group, whose ranks
+    have traced the same table. Raises DeadlineError if not all of them come within `timeout` seconds.
+    """
+    own, tensors, unused = _with_unused(traced, group)
+    layout = gather_layout(own, group)
+    return FollowedPart(Ranks(_meet(layout, group, timeout), layout), tensors, unused)
+
+
+def _with_unused(traced: TracedLoader, group: ProcessGroup) -> tuple[Layout, list[Memory], dict[str, torch.Tensor]]:
+    from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, describe
+
+    own, tensors = traced.layout(os.uname().nodename), traced.memories()
+    used = torch.zeros(len(traced.table), dtype=torch.int32, device=collective_device(group))
+    used[[shard.tensor for shard in traced.shards]] = 1
+    dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
+    if dist.get_rank(group) != 0:
+        return own, tensors, {}
+    device = next((tensor.memory.device for tensor in traced.tensors if tensor.memory.is_cuda), None)
+    rank = own.ranks[0]
+    locals_, shards = list(rank.tensors), list(rank.shards)
+    unused: dict[str, torch.Tensor] = {}
+    for index, (name, dtype, shape) in enumerate(traced.table):
+        elements = torch.Size(shape).numel()
+        if used[index] or elements == 0:
+            continue
+        memory = host_memory(elements, TORCH_DTYPES[dtype], device or torch.device("cpu")).view(shape)
+        unused[name] = memory
+        tensors.append(describe(seen_by(device, memory), dtype=dtype))
+        shards.append(Shard(index, Box([0] * len(shape), shape), len(locals_), 0, memory.stride()))
+        locals_.append(LocalTensor(f"unused.{name}", dtype, elements))
+    return Layout(own.table, [RankLayout(locals_, shards, rank.node)], own.ties), tensors, unused
+
+
+def _meet(layout: Layout, group: ProcessGroup, timeout: float) -> ControlChannel:
+    """Returns a channel between the ranks of the group, over TCP: on the loopback interface if all are on one host."""
+    from sparsecast import meet
+
+    nodes = [rank.node for rank in layout.ranks]
+    others = [node for node in nodes if node != nodes[0]]
+    place: dict[str, Any] = {}
+    if dist.get_rank(group) == 0:
+        host = address_facing(others[0], 0) if others else _LOOPBACK
+        place = {"host": host, "port": free_port(), "secret": secrets.token_hex(32)}
+    place = _told_by_rank_0(place, group)
+    return meet(
+        place["host"],
+        place["port"],
+        rank=dist.get_rank(group),
+        size=dist.get_world_size(group),
+        secret=place["secret"],
+        interface="" if others else _LOOPBACK,
+        timeout=timeout,
+    )
+
+
+def _told_by_rank_0(value: dict[str, Any], group: ProcessGroup) -> dict[str, Any]:
+    message = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8, device=collective_device(group))
+    text = json.dumps(value).encode().ljust(_ADDRESS_BYTES)
+    message.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    dist.broadcast(message, src=dist.get_global_rank(group, 0), group=group)
+    told: dict[str, Any] = json.loads(message.cpu().numpy().tobytes())
+    return told
