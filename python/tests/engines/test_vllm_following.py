@@ -15,7 +15,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from sparsecast.engines.follow_settings import FollowSettings
-from sparsecast.engines.vllm.following import LogFollowing, router
+from sparsecast.engines.log_following import LogFollowing, router
+from sparsecast.engines.vllm.led_engine import VllmEngine
 from sparsecast.errors import UsageError
 
 
@@ -56,7 +57,8 @@ class Engine:
 
 def run(work: Callable[[LogFollowing], Awaitable[None]], engine: Engine, **settings: Any) -> LogFollowing:
     async def scene() -> LogFollowing:
-        following = LogFollowing(engine, FollowSettings("/log", "/state", interval=0.01, **settings))
+        chosen = FollowSettings("/log", "/state", interval=0.01, **settings)
+        following = LogFollowing(VllmEngine(engine, chosen), chosen)
         task = asyncio.create_task(following.run())
         try:
             await asyncio.wait_for(work(following), 20)
@@ -163,7 +165,7 @@ def test_what_has_ended_is_said_to_those_who_wait() -> None:
 
 def test_several_api_processes_are_refused_with_the_cure() -> None:
     with pytest.raises(UsageError, match="--api-server-count 1"):
-        LogFollowing(Engine(), FollowSettings("/log", "/state"), 2)
+        VllmEngine(Engine(), FollowSettings("/log", "/state"), 2)
 
 
 def test_the_routes_answer_with_the_reason() -> None:
@@ -171,7 +173,8 @@ def test_the_routes_answer_with_the_reason() -> None:
     app.include_router(router())
     client = TestClient(app)
     assert client.get("/sparsecast/follow").status_code == 404
-    app.state.sparsecast_following = LogFollowing(Engine(), FollowSettings("/log", "/state"))
+    settings = FollowSettings("/log", "/state")
+    app.state.sparsecast_following = LogFollowing(VllmEngine(Engine(), settings), settings)
     assert client.get("/sparsecast/follow").json()["location"] == "/log"
     late = client.post("/sparsecast/version", json={"at_least": 1, "timeout": 0.05})
     assert late.status_code == 504 and "version 1 has not come within 0.05 s" in late.json()["detail"]

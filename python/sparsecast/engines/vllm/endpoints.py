@@ -11,8 +11,8 @@ in time, the server ends the update that is open, names the version that its wor
 only if the workers disagree, or say that their bytes are of no version.
 
 vLLM loads endpoint plug-ins only if VLLM_PLUGINS names them (vllm.plugins.endpoint_plugins), and the route of the lease
-exists only in development mode, like all routes that update weights. A server that follows a log by itself is led by
-`following`.
+exists only in development mode, like all routes that update weights. A server that follows a log by itself is led
+through `led_engine`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Request
 
-from sparsecast.engines import request_versions
+from sparsecast.engines import log_following, request_versions
 from sparsecast.engines.follow_settings import VARIABLE, FollowSettings
 from sparsecast.engines.lease import MAX_LEASE_SECONDS, PauseLease
-from sparsecast.engines.vllm import following
+from sparsecast.engines.vllm.led_engine import VllmEngine
 from sparsecast.engines.vllm.workers import ask_workers
 from sparsecast.errors import UsageError
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
 
 LEASE_ROUTE = "/sparsecast/lease"
+_log = logging.getLogger("vllm.sparsecast")  # vLLM shows what its own loggers say.
 
 
 class SparsecastEndpoints:
@@ -58,7 +59,7 @@ class SparsecastEndpoints:
         if envs.VLLM_SERVER_DEV_MODE:
             app.include_router(_router())
         if os.environ.get(VARIABLE):
-            app.include_router(following.router())
+            app.include_router(log_following.router())
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """Keeps the pause of the server's engine, and begins to follow a log. Raises UsageError for wrong settings."""
@@ -67,7 +68,8 @@ class SparsecastEndpoints:
         server = f"{getattr(args, 'host', None) or 'any'}-{getattr(args, 'port', 0)}"
         settings = FollowSettings.from_environment(os.environ, server)
         if settings is not None and engine_client is not None:
-            state.sparsecast_following = following.LogFollowing(engine_client, settings, processes)
+            engine = VllmEngine(engine_client, settings, processes)
+            state.sparsecast_following = log_following.LogFollowing(engine, settings, _log)
             state.sparsecast_following_task = asyncio.create_task(state.sparsecast_following.run())
 
 
@@ -79,8 +81,7 @@ class VllmPause:
     def __init__(self, engine: Any, processes: int = 1) -> None:
         self._engine = engine
         self._processes = processes
-        # vLLM shows what its own loggers say.
-        self.lease = PauseLease(self.expire, logging.getLogger("vllm.sparsecast"))
+        self.lease = PauseLease(self.expire, _log)
 
     async def renew(self, seconds: float) -> None:
         """Renews the lease. Raises UsageError if the workers could not say what they hold, or if the next call may

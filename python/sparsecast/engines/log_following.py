@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vLLM server that follows a delta log in place: what its API process does, and the two routes.
+"""A server that follows a delta log in place: what the process of its HTTP server does, and the two routes.
 
-    SPARSECAST_FOLLOW=s3://bucket/run VLLM_PLUGINS=sparsecast vllm serve MODEL
-
-The workers fetch and stage (`follow_worker`). This task asks them what they have, pauses generation when a version is
-staged, has it written, names it, and resumes. Nothing connects to the server for that, and development mode is not
-needed. If weights are of no whole version, the server stays paused until a later version has repaired them.
+The workers fetch and stage (`WorkerFollower`). This task asks them what they have, pauses generation when a version is
+staged, has it written, names it, and resumes. Nothing connects to the server for that. If weights are of no whole
+version, the server stays paused until a later version has repaired them.
 """
 
 from __future__ import annotations
@@ -13,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import APIRouter, Body, HTTPException, Request
 
 from sparsecast.engines.follow_settings import FollowSettings
-from sparsecast.engines.vllm.workers import ask_workers
 from sparsecast.errors import UsageError
 
 FOLLOW_ROUTE = "/sparsecast/follow"
@@ -27,21 +25,45 @@ MAX_WAIT_SECONDS = 3600.0
 
 _POLL_SECONDS = 0.25  # Each poll takes the engine a moment between two steps.
 _SOON_SECONDS = 0.05
-_log = logging.getLogger("vllm.sparsecast")
+_log = logging.getLogger("sparsecast")
+
+
+class LedEngine(Protocol):
+    """The engine behind a server, as the process of the HTTP server reaches it."""
+
+    async def ask(
+        self, step: Literal["follow", "status", "apply"], replicas: Sequence[int] = ()
+    ) -> list[dict[str, Any]]:
+        """Has every worker begin to follow, or those of `replicas` write what they have staged; returns
+        `WorkerFollower.status` of each worker.
+        """
+
+    async def is_paused(self) -> bool:
+        """Returns whether generation is paused, by whomever."""
+
+    async def pause(self, mode: str) -> None:
+        """Pauses generation; `mode` says what becomes of requests in flight, as `FollowSettings.pause`."""
+
+    async def resume(self) -> None:
+        """Ends the pause."""
+
+    async def reset_cache(self, mode: str) -> bool:
+        """Drops what was computed with other weights, in a pause by `mode`; returns whether all of it was."""
+
+    async def name(self, version: str) -> None:
+        """Has the server answer this version where it names that of its weights."""
 
 
 class LogFollowing:
-    """Leads one server through the versions of a log; `engine` is vLLM's EngineClient. For one event loop."""
+    """Leads one server through the versions of a log. For one event loop.
 
-    def __init__(self, engine: Any, settings: FollowSettings, processes: int = 1) -> None:
-        """Raises UsageError for a server of several API processes, of which each would lead the workers."""
-        if processes > 1:
-            raise UsageError(
-                f"SPARSECAST_FOLLOW: the server has {processes} API processes, and one leads the workers: start vLLM "
-                "with --api-server-count 1"
-            )
+    log    gets what is said about the log: a logger that the server shows to its operator.
+    """
+
+    def __init__(self, engine: LedEngine, settings: FollowSettings, log: logging.Logger = _log) -> None:
         self._engine = engine
         self._settings = settings
+        self._log = log
         self._workers: list[dict[str, Any]] = []
         self._paused_at: float | None = None  # When this task paused the engine; None: it has not.
         self._pause_seconds = 0.0
@@ -58,14 +80,14 @@ class LogFollowing:
             try:
                 took = await self._look()
                 self._say("")
-            except Exception as error:  # Of vLLM, or of its connection to the workers.
+            except Exception as error:  # Of the engine, or of the connection to its workers.
                 self._say(f"{type(error).__name__}: {error}")
             async with self._changed:
                 self._changed.notify_all()
             await asyncio.sleep(_SOON_SECONDS if took else min(self._settings.interval, _POLL_SECONDS))
 
     def status(self) -> dict[str, Any]:
-        """Returns JSON values: `served` is the version that vLLM names, `wanted` the least version that was asked for,
+        """Returns JSON values: `served` is the version that the server names, `wanted` the least version that was asked for,
         `pause_seconds` the duration of the last pause, in which no token was generated.
         """
         return {
@@ -100,9 +122,9 @@ class LogFollowing:
     async def _look(self) -> bool:
         """Takes the version that is staged, if it is due; returns whether one was."""
         if not self._workers:
-            self._workers = await ask_workers(self._engine, "sparsecast_follow", self._settings.for_worker())
+            self._workers = await self._engine.ask("follow")
         else:
-            self._workers = await ask_workers(self._engine, "sparsecast_follow_status")
+            self._workers = await self._engine.ask("status")
         staged = self._staged() if self._is_due() else []
         if staged:
             await self._take(staged)
@@ -110,7 +132,7 @@ class LogFollowing:
         if not self._is_whole():
             await self._pause()
         elif self._paused_at is not None:
-            await self._engine.resume_generation()
+            await self._engine.resume()
             self._pause_seconds = time.monotonic() - self._paused_at
             self._paused_at = None
         return bool(staged)
@@ -129,32 +151,30 @@ class LogFollowing:
 
     async def _take(self, replicas: list[int]) -> None:
         await self._pause()
-        self._workers = await ask_workers(self._engine, "sparsecast_follow_apply", replicas)
-        again = self._settings.pause == "retract"
-        self._cache_reset = await self._engine.reset_prefix_cache(reset_running_requests=again)
+        self._workers = await self._engine.ask("apply", replicas)
+        self._cache_reset = await self._engine.reset_cache(self._settings.pause)
 
     async def _pause(self) -> None:
         """Pauses generation, unless somebody has; a pause of somebody else is not ended here."""
         if self._paused_at is None and not await self._engine.is_paused():
             begin = time.monotonic()
-            keeps = self._settings.pause in ("keep", "retract")
-            await self._engine.pause_generation(mode="keep" if keeps else self._settings.pause, clear_cache=not keeps)
+            await self._engine.pause(self._settings.pause)
             self._paused_at = begin
 
     async def _name(self) -> None:
-        """Has vLLM name the version that all replicas hold; rank 0 of each knows it."""
+        """Has the server name the version that all replicas hold; rank 0 of each knows it."""
         versions = {worker["version"] for worker in self._workers if worker["is_whole"] and worker["rank"] == 0}
         version = versions.pop() if len(versions) == 1 else None
         if version is not None and version != self._served:
-            await self._engine.update_weight_version(str(version))
+            await self._engine.name(str(version))
             self._served = version
-            _log.info("sparsecast: the server is at version %d of %s", version, self._settings.location)
+            self._log.info("sparsecast: the server is at version %d of %s", version, self._settings.location)
 
     def _say(self, error: str) -> None:
         worker = next((str(worker["error"]) for worker in self._workers if worker["error"]), "")
         told = error or worker
         if told and told != self._error:
-            _log.warning("sparsecast: following %s: %s", self._settings.location, told)
+            self._log.warning("sparsecast: following %s: %s", self._settings.location, told)
         self._error = told
 
 
