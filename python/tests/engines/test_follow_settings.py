@@ -10,8 +10,9 @@ import pathlib
 import pytest
 
 from sparsecast.engines.follow_settings import FollowSettings, log_of_worker
-from sparsecast.engines.vllm.follow_worker import _lock
+from sparsecast.engines.worker_follower import lock_state
 from sparsecast.errors import UsageError
+from sparsecast.transports import Log
 
 
 def settings(**variables: str) -> FollowSettings:
@@ -55,14 +56,14 @@ def test_a_wrong_value_is_named_with_its_variable(variable: str, value: str, wor
 
 def _try_to_lock(state: pathlib.Path) -> None:
     try:
-        _lock(state)
+        lock_state(Log("/log", state=state))
     except UsageError as error:
         assert "another server follows a log with it: give each server a SPARSECAST_FOLLOW_STATE" in str(error)
         os._exit(7)
 
 
 def test_a_state_directory_is_for_one_process(tmp_path: pathlib.Path) -> None:
-    lock = _lock(tmp_path / "state")
+    lock = lock_state(Log("/log", state=tmp_path / "state"))
 
     def ended() -> int | None:
         process = multiprocessing.get_context("fork").Process(target=_try_to_lock, args=(tmp_path / "state",))

@@ -7,23 +7,17 @@ that it has staged is written in `sparsecast_follow_apply`, which vLLM calls bet
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import fcntl
-import glob
 import logging
-import os
-import pathlib
 from typing import TYPE_CHECKING, Any
 
-from sparsecast.errors import Error, UnsupportedError, UsageError
+from sparsecast.engines.worker_follower import WorkerFollower, lock_state, receiver_of, trace_for_log
+from sparsecast.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from sparsecast.engines.log_receiver import LogReceiver
     from sparsecast.engines.refresh.recompute import Recomputation
     from sparsecast.engines.trace.loader import TracedLoader
     from sparsecast.engines.vllm.live_model import LiveModel
-    from sparsecast.transports import Log
 
 METHODS = ("sparsecast_follow", "sparsecast_follow_status", "sparsecast_follow_apply")
 
@@ -36,7 +30,7 @@ def sparsecast_follow(self: Any, settings: dict[str, Any]) -> dict[str, Any]:
     refusal is state "broken" with its reason.
     """
     if getattr(self, _ATTRIBUTE, None) is None:
-        setattr(self, _ATTRIBUTE, WorkerFollower(self, settings))
+        setattr(self, _ATTRIBUTE, _follower(self, settings))
     return sparsecast_follow_status(self)
 
 
@@ -56,107 +50,53 @@ def sparsecast_follow_apply(self: Any, replicas: list[int]) -> dict[str, Any]:
     return follower.status()
 
 
-class WorkerFollower:
-    """The follower of one worker, or the reason why the worker cannot follow. For the engine's thread."""
+def _follower(worker: Any, settings: dict[str, Any]) -> WorkerFollower:
+    """Collective over the workers of an engine: either all of them follow, or none."""
+    from vllm.distributed.parallel_state import get_world_group
 
-    def __init__(self, worker: Any, settings: dict[str, Any]) -> None:
-        """Collective over the workers of an engine: either all of them follow, or none."""
-        from vllm.distributed.parallel_state import get_world_group
+    group = get_world_group()
+    parallel = worker.vllm_config.parallel_config
+    # With expert parallelism the replicas are one engine, whose group has the workers of all of them.
+    apart = group.world_size == parallel.world_size
+    replica = int(parallel.data_parallel_index) if apart else 0
 
-        group = get_world_group()
-        parallel = worker.vllm_config.parallel_config
-        # With expert parallelism the replicas are one engine, whose group has the workers of all of them.
-        apart = group.world_size == parallel.world_size
-        self.replica = int(parallel.data_parallel_index) if apart else 0
-        self._rank = int(group.rank_in_group)
-        self._device = worker.device
-        self._receiver: LogReceiver | None = None
-        self._recomputations: list[Recomputation] = []
-        self._refusal = ""
-        try:
-            self._start(worker, settings, group)
-        except Exception as error:  # vLLM's code may raise anything; the server goes on with the weights that it has.
-            self._refusal = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
-            _log.error("sparsecast does not follow %s: %s", settings["location"], self._refusal)
+    def start() -> tuple[LogReceiver, list[Recomputation]]:
+        return _start(worker, settings, replica, group)
 
-    def status(self) -> dict[str, Any]:
-        place = {"replica": self.replica, "rank": self._rank}
-        if self._receiver is None:
-            return {**place, "state": "broken", "version": None, "is_whole": True, "error": self._refusal}
-        from sparsecast.engines.refresh.recompute import report
+    return WorkerFollower(settings["location"], worker.device, start, _log, replica=replica, rank=group.rank_in_group)
 
-        return {**place, **self._receiver.status(), **report(self._recomputations)}
 
-    def apply(self) -> None:
-        if self._receiver is None:
-            return
-        if self._device.type == "cuda":
-            import torch
+def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> tuple[LogReceiver, list[Recomputation]]:
+    from sparsecast.engines.agreement import raise_if_any_failed
+    from sparsecast.engines.follow_settings import log_of_worker
+    from sparsecast.engines.vllm.live_model import LiveModel, draft_model
+    from sparsecast.engines.vllm.model import checkpoint_tensors
+    from sparsecast.engines.vllm.plugin import check_version
 
-            torch.cuda.synchronize(self._device)  # Work that vLLM has enqueued still reads the version before.
-        with contextlib.suppress(Error):  # The status says so.
-            self._receiver.apply()
-
-    def _start(self, worker: Any, settings: dict[str, Any], group: Any) -> None:
-        from sparsecast.engines.agreement import raise_if_any_failed
-        from sparsecast.engines.follow_settings import log_of_worker
-        from sparsecast.engines.vllm.live_model import LiveModel, draft_model
-        from sparsecast.engines.vllm.plugin import check_version
-
+    config = worker.vllm_config
+    log = log_of_worker(settings, replica)
+    failure: BaseException | None = None
+    try:
         check_version()
-        config = worker.vllm_config
-        log = log_of_worker(settings, self.replica)
-        failure: BaseException | None = None
-        try:
-            _refuse_what_cannot_follow(config)
-            if self._rank == 0:
-                self._lock = _lock(pathlib.Path(str(log.state)))
-            live = LiveModel(config, worker.get_model())
-            live.find_draft = lambda: draft_model(worker)
-            traced, recomputations = _trace(live, whole=group.world_size == 1)
-            for recomputation in recomputations:
-                recomputation.prove(as_loaded=True)
-            traced.require_complete(recomputations[0].derived)
-        except BaseException as error:  # Told to the other workers, and raised on all of them.
-            failure = error
-        raise_if_any_failed(failure, group.cpu_group)
-        self._recomputations = recomputations
-        self._receiver = self._make_receiver(log, live, traced, settings["interval"], group)
-        self._receiver.start()
-        _log.info("sparsecast follows %s: %d of %d tensors in place", log.location, traced.in_place, len(traced.table))
-
-    def _make_receiver(
-        self, log: Log, live: LiveModel, traced: TracedLoader, interval: float, group: Any
-    ) -> LogReceiver:
-        from sparsecast import TensorTable, describe
-        from sparsecast.engines.follow_ranks import followed_part
-        from sparsecast.engines.log_receiver import LogReceiver, Ranks
-        from sparsecast.engines.trace.whole import whole_tensors
-        from sparsecast.engines.vllm.model import checkpoint_tensors
-
-        ranks: Ranks | None = None
-        if group.world_size == 1:
-            whole, unused = whole_tensors(traced)
-            table = [spec for spec, _ in whole]
-            tensors = [describe(tensor, dtype=dtype) for (_, dtype, _), tensor in whole]
-        else:
-            part = followed_part(traced, group.cpu_group, log.timeout)
-            table = sorted(traced.table, key=lambda spec: spec[0].encode())  # As a log has it.
-            ranks, tensors, unused = part.ranks, part.tensors, part.unused
-        if unused:
-            for name, tensor in checkpoint_tensors(live.vllm_config, live.vllm_config.model_config, live.model):
-                if name in unused:
-                    unused[name].copy_(tensor)
-        self._kept = (traced, unused)  # Their memory is written as long as the receiver lives.
-        return LogReceiver(
-            log,
-            TensorTable(table),
-            tensors,
-            ranks=ranks,
-            interval=interval,
-            recomputations=self._recomputations,
-            guard=live.guard(traced, "start the server again"),
-        )
+        _refuse_what_cannot_follow(config)
+        if group.rank_in_group == 0:
+            lock_state(log)
+        live = LiveModel(config, worker.get_model())
+        live.find_draft = lambda: draft_model(worker)
+        traced, recomputations = _trace(live, whole=group.world_size == 1)
+    except BaseException as error:  # Told to the other workers, and raised on all of them.
+        failure = error
+    raise_if_any_failed(failure, group.cpu_group)
+    receiver = receiver_of(
+        log,
+        traced,
+        recomputations,
+        lambda: checkpoint_tensors(config, config.model_config, live.model),
+        group.cpu_group,
+        interval=settings["interval"],
+        guard=live.guard(traced, "start the server again"),
+    )
+    return receiver, recomputations
 
 
 def _refuse_what_cannot_follow(config: Any) -> None:
@@ -177,35 +117,15 @@ def _refuse_what_cannot_follow(config: Any) -> None:
 
 
 def _trace(live: LiveModel, *, whole: bool) -> tuple[TracedLoader, list[Recomputation]]:
-    """Returns the map of the tensors in the files that vLLM was started from, which the log has to have, too. With
-    `whole`, tensors that are cut into several pieces are kept whole beside the model, and loaded from there after each
-    write.
-    """
+    """Returns the map of the tensors in the files that vLLM was started from, which the log has to have, too."""
     from sparsecast.buffers import dtype_name
-    from sparsecast.engines.trace.whole import cut_tensors, refuse_ties
     from sparsecast.engines.vllm.live_model import TraceRequest
     from sparsecast.engines.vllm.model import checkpoint_tensors, refuse_new_ties
 
     files = checkpoint_tensors(live.vllm_config, live.vllm_config.model_config, live.model)
-    request = TraceRequest([(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in files])
-    traced, recomputations = live.trace(request, verify=True)
-    cut = cut_tensors(traced) if whole else []
-    if cut:
-        request = dataclasses.replace(request, modes={glob.escape(name): "shadow" for name in cut})
-        traced, recomputations = live.trace(request, verify=True)
+    table = [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in files]
+    traced, recomputations = trace_for_log(
+        lambda modes: live.trace(TraceRequest(table, modes=modes), verify=True), whole=whole
+    )
     refuse_new_ties(traced, ())
-    refuse_ties(traced)
     return traced, recomputations
-
-
-def _lock(state: pathlib.Path) -> int:
-    """Takes the state directory for this process. Raises UsageError if another process has it."""
-    state.mkdir(parents=True, exist_ok=True)
-    lock = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        words = "another server follows a log with it: give each server a SPARSECAST_FOLLOW_STATE of its own"
-        raise UsageError(words, str(state)) from None
-    return lock

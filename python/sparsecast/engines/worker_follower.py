@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The follower of a delta log in a worker of an engine, and what engines do alike to make its receiver."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparsecast.errors import Error, UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+    from sparsecast.engines.log_receiver import LogReceiver
+    from sparsecast.engines.refresh.recompute import Recomputation
+    from sparsecast.engines.trace.loader import TracedLoader
+    from sparsecast.transports import Log
+
+Traced = tuple["TracedLoader", list["Recomputation"]]
+
+
+class WorkerFollower:
+    """The follower of one worker, or the reason why the worker cannot follow. For the engine's thread.
+
+    `start` returns the receiver of the worker's weights, and what the receiver computes again after each write;
+    whatever it raises is the reason. `location` is that of the log, `device` that of the model. `rank` counts the
+    workers of an engine, which follow together (`receiver_of`), and `replica` the engines of a server.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        device: torch.device,
+        start: Callable[[], tuple[LogReceiver, list[Recomputation]]],
+        log: logging.Logger,
+        *,
+        replica: int = 0,
+        rank: int = 0,
+    ) -> None:
+        self.replica = replica
+        self._rank = rank
+        self._device = device
+        self._receiver: LogReceiver | None = None
+        self._recomputations: list[Recomputation] = []
+        self._refusal = ""
+        try:
+            self._receiver, self._recomputations = start()
+            self._receiver.start()
+            log.info("sparsecast follows %s", location)
+        except Exception as error:  # The engine may raise anything; the server goes on with the weights that it has.
+            self._refusal = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+            log.error("sparsecast does not follow %s: %s", location, self._refusal)
+
+    def status(self) -> dict[str, Any]:
+        """Returns the place of this worker in the log (`LogReceiver.status`), and how its tensors are updated; a refusal
+        is state "broken" with its reason.
+        """
+        place = {"replica": self.replica, "rank": self._rank}
+        if self._receiver is None:
+            return {**place, "state": "broken", "version": None, "is_whole": True, "error": self._refusal}
+        from sparsecast.engines.refresh.recompute import report
+
+        return {**place, **self._receiver.status(), **report(self._recomputations)}
+
+    def apply(self, timeout: float = 0.0) -> None:
+        """Writes the version that is staged, if one is within `timeout` seconds. The status says what has failed."""
+        if self._receiver is None:
+            return
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self._device)  # Work that the engine has enqueued still reads the version before.
+        with contextlib.suppress(Error):
+            self._receiver.apply(timeout)
+
+
+def lock_state(log: Log) -> int:
+    """Takes the state directory of `log` for this process, until the descriptor that is returned is closed. Raises
+    UsageError if another process has it.
+    """
+    state = pathlib.Path(str(log.state))
+    state.mkdir(parents=True, exist_ok=True)
+    lock = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        words = "another server follows a log with it: give each server a SPARSECAST_FOLLOW_STATE of its own"
+        raise UsageError(words, str(state)) from None
+    return lock
+
+
+def trace_for_log(trace: Callable[[Mapping[str, str]], Traced], *, whole: bool) -> Traced:
+    """Returns what `trace` returns when it is given modes by patterns of names, after proving what the engine computes
+    from its weights.
+
+    With `whole`, for an engine of one worker, every tensor lies in one piece: one that the engine cuts into several is
+    kept whole beside the model, and loaded from there after each write. Raises UnsupportedError naming tensors that
+    cannot follow.
+    """
+    from sparsecast.engines.trace.whole import cut_tensors, refuse_ties
+
+    traced, recomputations = trace({})
+    cut = cut_tensors(traced) if whole else []
+    if cut:
+        traced, recomputations = trace({glob.escape(name): "shadow" for name in cut})
+    refuse_ties(traced)
+    for recomputation in recomputations:
+        recomputation.prove(as_loaded=True)
+    traced.require_complete(recomputations[0].derived)
+    return traced, recomputations
+
+
+def receiver_of(
+    log: Log,
+    traced: TracedLoader,
+    recomputations: list[Recomputation],
+    files: Callable[[], Iterable[tuple[str, torch.Tensor]]],
+    group: ProcessGroup,
+    *,
+    interval: float,
+    guard: Callable[[], None],
+) -> LogReceiver:
+    """Returns the receiver of a worker's model, which holds what `files` have. Collective over `group`, the workers of
+    the engine.
+
+    `traced` and `recomputations` are those of `trace_for_log`, `interval` and `guard` those of `LogReceiver`. Raises
+    DeadlineError if the workers do not meet within `log.timeout`.
+    """
+    import torch.distributed as dist
+
+    from sparsecast import TensorTable, describe
+    from sparsecast.engines.follow_ranks import followed_part
+    from sparsecast.engines.log_receiver import LogReceiver, Ranks
+    from sparsecast.engines.trace.whole import whole_tensors
+
+    ranks: Ranks | None = None
+    if dist.get_world_size(group) == 1:
+        whole, unused = whole_tensors(traced)
+        table = [spec for spec, _ in whole]
+        tensors = [describe(tensor, dtype=dtype) for (_, dtype, _), tensor in whole]
+    else:
+        part = followed_part(traced, group, log.timeout)
+        table = sorted(traced.table, key=lambda spec: spec[0].encode())  # As a log has it.
+        ranks, tensors, unused = part.ranks, part.tensors, part.unused
+    if unused:
+        for name, tensor in files():
+            if name in unused:
+                unused[name].copy_(tensor)
+    return LogReceiver(
+        log,
+        TensorTable(table),
+        tensors,
+        ranks=ranks,
+        interval=interval,
+        recomputations=recomputations,
+        guard=guard,
+    )
