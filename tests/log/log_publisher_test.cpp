@@ -225,6 +225,7 @@ TEST_F(LogPublisherTest, AStoreThatHangsIsWaitedForUntilTheDeadline) {
   const std::uint64_t version = train_and_publish(*publisher);
   expect_error(ErrorCode::kTimeout, [&] { publisher->wait(milliseconds(10)); }, {"not known to be durable"});
   EXPECT_TRUE(publisher->in_flight());
+  model_.train(1e-3F);  // The next step writes the weights while the version is on its way.
   expect_error(ErrorCode::kTimeout, [&] { publisher->publish(); });
   ask_during_waits(+[]() noexcept { return true; });
   expect_error(ErrorCode::kPeerFailed, [&] { publisher->wait(kLong); }, {"interrupted by a signal"});
@@ -232,6 +233,10 @@ TEST_F(LogPublisherTest, AStoreThatHangsIsWaitedForUntilTheDeadline) {
   store_->release();
   EXPECT_EQ(publisher->wait(kLong).commit.version, version);
   expect_followed(version);
+  EXPECT_EQ(publisher->publish(), version + 1);
+  states_[version + 1] = model_.weights();
+  publisher->wait(kLong);
+  expect_followed(version + 1);
 }
 
 TEST_F(LogPublisherTest, AStoreThatHangsForEverIsLeftBehind) {

@@ -87,13 +87,25 @@ class LogEnd:
     def publish(
         self, step: int | None, label: str, ready: torch.cuda.Event | None, weights_read: Callable[[], None]
     ) -> PublishReport:
+        self.encode(step, label, ready)
+        weights_read()
+        return self.upload(step)
+
+    def encode(self, step: int | None, label: str, ready: torch.cuda.Event | None) -> None:
+        """Detects and encodes what changed, and has the upload begin. The weights may change when it returns.
+
+        A publication whose upload failed is first repeated, byte for byte; if that fails again, its error is raised, and
+        nothing is encoded.
+        """
         with self.order.behind(ready):
             if self._fused:
                 self._shards.check()
             else:
                 self._shards.refresh()
         self._publisher.publish(label or (f"step {step}" if step is not None else ""))
-        weights_read()
+
+    def upload(self, step: int | None) -> PublishReport:
+        """Waits until what :meth:`encode` made is durable, and returns the report."""
         done = self._publisher.wait(self._log.timeout)
         self._version, self._digest = done.version, done.digest
         return PublishReport(

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from .._core import ShardedPublisher
 from .._process import ProcessMark
-from ..errors import UsageError
+from ..errors import DeadlineError, UsageError
 from ..transports import Log, Transport
 from .layouts import gather_layout
 from .live import LiveEnd
@@ -174,29 +174,40 @@ class Publisher:
         world.
 
         With ``wait`` it returns the report when every engine has verified the new version (world), or when it is
-        durable (log). Without ``wait`` it returns a future of the report: the weights must not change until the future
-        is done, or until the next optimizer step, which waits for the reading. Raises the error of the previous
-        publication first. ``label`` is text for people in the record of a log.
+        durable (log). Without ``wait`` it returns a future of the report. Over a world, the weights must not change
+        until the future is done, or until the next optimizer step, which waits for the reading. To a log, changes are
+        detected and encoded in the call, the weights may change when it returns, and the future is that of the upload,
+        of which one is under way at a time. ``label`` is text for people in the record of a log.
+
+        Waits for the previous publication first, and raises its error; nothing is published then, and the call may be
+        repeated. A version that a log may or may not have got is then sent to it again, byte for byte, before the
+        changes since.
         """
         self._process.require_here()
         self._settle()
+        ready = self._end.order.mark()
         if wait:
-            return self._run(label, self._end.order.mark())
-        self._reading.clear()
-        self._in_flight = self._worker.submit(self._run_in_background, label, self._end.order.mark())
+            return self._run(label, ready)
+        if isinstance(self._end, LogEnd):
+            self._end.encode(self._step, label, ready)
+            self._in_flight = self._worker.submit(self._end.upload, self._step)
+        else:
+            self._reading.clear()
+            self._in_flight = self._worker.submit(self._run_in_background, label, ready)
         return self._in_flight
 
     def wait(self, timeout: float | None = None) -> PublishReport | None:
         """Waits for the publication in progress and returns its report; returns None if none is in progress. Raises the
-        publication's error, or TimeoutError after ``timeout`` seconds.
+        publication's error once, or DeadlineError (a TimeoutError) after ``timeout`` seconds.
         """
         self._process.require_here()
         future = self._in_flight
         if future is None:
             return None
-        report = future.result(timeout)
+        if not concurrent.futures.wait([future], timeout).done:
+            raise DeadlineError(f"the publication was still under way after {timeout:g} s")
         self._in_flight = None
-        return report
+        return future.result()
 
     def close(self) -> None:
         """Waits for the publication in progress and removes the hooks from the optimizer; the publisher cannot be used
