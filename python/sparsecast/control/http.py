@@ -192,6 +192,8 @@ def _route_hint(kind: str, path: str) -> str:
     if kind == "vllm" and path.endswith("_lora_adapter"):
         needs = "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
         return f" (vLLM has it with {needs}), or does not see the directory, or has no adapter of this name"
+    if path.startswith("/sparsecast/"):
+        return " (a vLLM server that follows a log has it: SPARSECAST_FOLLOW=LOG VLLM_PLUGINS=sparsecast)"
     if path == "/health":
         return ": is it the engine that answers, or something in front of it?"
     if kind == "vllm":

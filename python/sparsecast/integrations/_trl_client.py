@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -22,11 +23,15 @@ from sparsecast.errors import UnsupportedError, UsageError
 from ._adapter_sync import AdapterSync
 from ._gathered import drain
 from ._gathered_sync import GatheredSync
+from ._log_sync import LogOptions, LogSync
 
 if TYPE_CHECKING:
     from .trl import Enabled
 
+_log = logging.getLogger(__name__)
+
 _HOOKS = ("init_communicator", "update_named_param", "update_named_params", "weight_update", "close_communicator")
+_LOG_HOOKS = ("reset_prefix_cache", "get_server_info")
 _GENERATION_HOOKS = ("_init_vllm", "sync_weights")
 
 
@@ -34,13 +39,16 @@ class SparsecastClient(VLLMClient):
     """A `VLLMClient` whose weights travel by sparsecast. Clients become one in `init_communicator`."""
 
     _enabled: Enabled
-    _sync: GatheredSync
+    _sync: GatheredSync | LogSync
 
     def init_communicator(self, device: torch.device | str | int = 0) -> None:
         """Checks how the servers were started; any device will do."""
         del device
-        options = replace(self._enabled.options, port=self.group_port, wait=0.0)
-        self._sync = GatheredSync([self.base_url, *self._enabled.also], options)
+        servers, options = [self.base_url, *self._enabled.also], self._enabled.options
+        if isinstance(options, LogOptions):
+            self._sync = LogSync(servers, options)
+        else:
+            self._sync = GatheredSync(servers, replace(options, port=self.group_port, wait=0.0))
         self._sync.check()
         atexit.register(_close_quietly, weakref.ref(self))
 
@@ -52,7 +60,7 @@ class SparsecastClient(VLLMClient):
         if self._updating_weights:
             self._sync.collect(named_params, complete=False)
         else:
-            self._enabled.last_report = self._sync.send(named_params)
+            self._enabled.keep(self._sync.send(named_params))
 
     def update_named_param(self, name: str, weights: torch.Tensor) -> None:
         """Sends one tensor, once the names of all are known; inside `weight_update` at its end."""
@@ -63,7 +71,7 @@ class SparsecastClient(VLLMClient):
             )
         self._sync.collect([(name, weights)], complete=False)
         if not self._updating_weights:
-            self._enabled.last_report = self._sync.sync()
+            self._enabled.keep(self._sync.sync())
 
     @contextlib.contextmanager
     def weight_update(self) -> Iterator[None]:
@@ -73,11 +81,31 @@ class SparsecastClient(VLLMClient):
             yield
         finally:
             self._updating_weights = False
-        self._enabled.last_report = self._sync.sync()
+        self._enabled.keep(self._sync.sync())
 
     def close_communicator(self) -> None:
-        """Leaves the servers, which go on with the weights that they have."""
+        """Leaves the servers, which go on with the weights that they have. With a log it waits for the last version."""
         self._sync.close()
+
+
+class LogClient(SparsecastClient):
+    """A client of a server that follows a log, which the weights go to. Needs none of vLLM's routes for development."""
+
+    def reset_prefix_cache(self) -> None:
+        """Does nothing: the server resets its cache with each version."""
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Returns what TRL asks: how logprobs are processed. A server without development mode does not tell."""
+        try:
+            info: dict[str, Any] = super().get_server_info()
+        except RuntimeError:
+            _log.warning(
+                "the vLLM server at %s does not tell its --logprobs-mode without VLLM_SERVER_DEV_MODE=1; the importance "
+                "sampling correction needs processed_logprobs there",
+                self.base_url,
+            )
+            info = {"model_config": {"logprobs_mode": "processed_logprobs"}}
+        return info
 
 
 class AdapterClient(VLLMClient):
@@ -147,7 +175,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def install(enabled: Enabled) -> Callable[[], None]:
     """Makes TRL's clients become ours when they set up weight updates; returns a function that undoes it."""
-    missing = [name for name in _HOOKS if not hasattr(VLLMClient, name)]
+    missing = [name for name in _HOOKS + _LOG_HOOKS if not hasattr(VLLMClient, name)]
     missing += [name for name in _GENERATION_HOOKS if not hasattr(VLLMGeneration, name)]
     if missing:
         raise UnsupportedError(f"TRL's vLLM classes have no {', '.join(missing)}: this is no released TRL 1.16")
@@ -157,7 +185,10 @@ def install(enabled: Enabled) -> Callable[[], None]:
     def init_communicator(self: Any, device: torch.device | str | int = 0) -> None:
         if type(self) is not VLLMClient:
             raise UsageError(f"{type(self).__name__} is a client of somebody else's: disable() one of the two")
-        self.__class__ = SparsecastClient if enabled.adapter is None else AdapterClient
+        if enabled.adapter is not None:
+            self.__class__ = AdapterClient
+        else:
+            self.__class__ = LogClient if isinstance(enabled.options, LogOptions) else SparsecastClient
         self._enabled = enabled
         self.init_communicator(device)
 

@@ -25,6 +25,7 @@ _START = (
 _START_LORA = (
     "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-lora-rank RANK"
 )
+_START_FOLLOWER = "SPARSECAST_FOLLOW=LOG VLLM_PLUGINS=sparsecast vllm serve MODEL"
 _UNNAMED = ("default", "", "0")  # weight versions of a server that was never updated
 
 
@@ -123,6 +124,14 @@ def look_at_lora(endpoint: Endpoint, wait_seconds: float) -> LoraServer:
     if not isinstance(rank, int) or not known:
         raise PeerFailedError(f"the server at {endpoint.url} does not say what adapters it takes: is it vLLM?")
     return LoraServer(endpoint.url, rank, known[0])
+
+
+def look_at_follower(endpoint: Endpoint, wait_seconds: float) -> None:
+    """Waits until the server answers. Raises DeadlineError if it does not, UsageError if it follows no log."""
+    with _Server(endpoint) as server:
+        server.wait(wait_seconds, _START_FOLLOWER)
+        if server.get("/sparsecast/follow")[0] == 404:
+            raise UsageError(f"the server at {endpoint.url} follows no log: start it with {_START_FOLLOWER}")
 
 
 class _Server:

@@ -6,7 +6,8 @@ r"""TRL over sparsecast: `AsyncGRPOTrainer` by an argument, trainers in server m
     with sparsecast.integrations.trl.enable():
         GRPOTrainer(..., args=GRPOConfig(use_vllm=True, vllm_mode="server", ...)).train()
 
-The server is `vllm serve` with `--weight-transfer-config '{"backend": "sparsecast"}'`.
+The server is `vllm serve` with `--weight-transfer-config '{"backend": "sparsecast"}'`. With `log="s3://bucket/run"` the
+weights go to a delta log instead, and any number of servers follow it by themselves (`SPARSECAST_FOLLOW`).
 
 TRL gathers every parameter and hands it to rank 0, which alone talks to servers; so rank 0 sends, and keeps two copies
 of the weights in the dtype of the server, in host memory. A trainer of several ranks that should not gather uses
@@ -18,17 +19,21 @@ TRL merges them into the base weights for the send, and only the changes of the 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sparsecast.control import Endpoint, SyncPolicy, SyncReport
 from sparsecast.errors import UnsupportedError, UsageError
+from sparsecast.torch import Log, PublishReport
+from sparsecast.transports import AnyPath
 
 from ._adapter_sync import AdapterReport, ServedAdapter
 from ._gathered import Rename, WireDtype
 from ._gathered_sync import First, GatheredSync, SyncOptions
+from ._log_sync import LogOptions, LogSync
 
 if TYPE_CHECKING:
     import torch
@@ -52,28 +57,51 @@ def require_trl() -> None:
         )
 
 
+def _log_options(log: AnyPath | Log, given: Mapping[str, Any]) -> LogOptions:
+    """Returns the options of a transfer to a log. Raises UsageError for one that holds for servers only."""
+    known = {field.name for field in dataclasses.fields(LogOptions)}
+    if strange := sorted(set(given) - known):
+        holding = ", ".join(sorted(known - {"log"}))
+        raise UsageError(f"with log= there is no option {strange[0]}: servers follow by themselves, and {holding} hold")
+    return LogOptions(log=log, **given)
+
+
 class WeightTransfer:
     """Weight transfer for `AsyncGRPOTrainer(weight_transfer=...)` (TRL's `WeightTransferProtocol`).
 
     servers   base URL of the vLLM server, the trainer's `vllm_server_base_url`; or several, or endpoints of the control
               plane: `Endpoint("10.0.0.7", 8000, kind="vllm", token=...)`. An SGLang endpoint gets weights as well, but
-              TRL's own rollout worker speaks to vLLM only.
+              TRL's own rollout worker speaks to vLLM only. With `log` none is needed; those that are named are told the
+              number of each version, which they have to serve.
+    log       directory or "s3://bucket/prefix" of a delta log that servers follow, or a `sparsecast.torch.Log`.
     options   the fields of `SyncOptions`: host, port, channels, policy, wire_dtype, rename, may_miss, first, wait,
-              on_report.
+              on_report. With `log` those of `LogOptions`: durable, wire_dtype, rename, wait, on_report.
 
-    The control plane pauses a server itself, once the update lies there and only has to be applied: `pause` and
-    `resume` do nothing, and generation goes on while TRL gathers and sends.
+    The control plane, or the server that follows, pauses generation itself, once the update lies there and only has to
+    be applied: `pause` and `resume` do nothing, and generation goes on while TRL gathers and sends.
     """
 
-    def __init__(self, servers: str | Endpoint | Iterable[str | Endpoint], **options: Any) -> None:
+    def __init__(
+        self, servers: str | Endpoint | Iterable[str | Endpoint] = (), *, log: AnyPath | Log = "", **options: Any
+    ) -> None:
         require_trl()
-        self._sync = GatheredSync(servers, SyncOptions(**options))
-        self._last: SyncReport | None = None
+        self._sync: GatheredSync | LogSync
+        if log:
+            given = [servers] if isinstance(servers, (str, Endpoint)) else list(servers)
+            self._sync = LogSync(given, _log_options(log, options))
+        else:
+            self._sync = GatheredSync(servers, SyncOptions(**options))
+        self._last: SyncReport | PublishReport | None = None
 
     @property
     def last_report(self) -> SyncReport | None:
-        """Report of the last sync that succeeded."""
-        return self._last
+        """Report of the last sync that succeeded; None with `log`."""
+        return self._last if isinstance(self._last, SyncReport) else None
+
+    @property
+    def last_publication(self) -> PublishReport | None:
+        """With `log`, the report of the last version that `send_weights` saw served; None with durable=False."""
+        return self._last if isinstance(self._last, PublishReport) else None
 
     def init_weight_transfer(self) -> None:
         """Waits for the servers and checks how they were started. Raises an error that names the cure."""
@@ -83,14 +111,20 @@ class WeightTransfer:
         """Does nothing: see the class."""
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Sends what changed since the last call; returns when every server has verified it. Raises SyncError."""
+        """Sends what changed since the last call; returns when every server has verified it. Raises SyncError.
+
+        With `log` it returns when the version is durable and the named servers serve it, or without `durable` when the
+        changes are encoded; the next call then raises an error of it. Raises the errors of the log, and EndpointError.
+        """
         self._last = self._sync.send(iterator)
 
     def resume(self) -> None:
         """Does nothing: see the class."""
 
     def destroy(self) -> None:
-        """Leaves the servers, which go on with the weights that they have."""
+        """Leaves the servers, which go on with the weights that they have. With `log` it waits until the last version is
+        in it, and raises the error of that version.
+        """
         self._sync.close()
 
 
@@ -98,18 +132,29 @@ class Enabled:
     """What `enable` returns: a context that ends with `disable`.
 
     last_report          report of the last sync of any trainer that succeeded; None before the first.
+    last_publication     the same with `log`; None with durable=False.
     last_adapter_report  the same with `adapter`.
     """
 
-    def __init__(self, options: SyncOptions, also: Sequence[str | Endpoint], adapter: ServedAdapter | None) -> None:
+    def __init__(
+        self, options: SyncOptions | LogOptions, also: Sequence[str | Endpoint], adapter: ServedAdapter | None
+    ) -> None:
         from ._trl_client import install
 
         self.options = options
         self.also = tuple(also)
         self.adapter = adapter
         self.last_report: SyncReport | None = None
+        self.last_publication: PublishReport | None = None
         self.last_adapter_report: AdapterReport | None = None
         self._undo = install(self)
+
+    def keep(self, report: SyncReport | PublishReport | None) -> None:
+        """Keeps the report of a sync of one of the trainers."""
+        if isinstance(report, SyncReport):
+            self.last_report = report
+        else:
+            self.last_publication = report
 
     def __enter__(self) -> Enabled:
         return self
@@ -126,6 +171,8 @@ _enabled: Enabled | None = None
 
 def enable(
     *,
+    log: AnyPath | Log = "",
+    durable: bool = True,
     also: Sequence[str | Endpoint] = (),
     adapter: ServedAdapter | None = None,
     host: str = "",
@@ -135,38 +182,45 @@ def enable(
     rename: Rename | None = None,
     may_miss: Sequence[str] = (),
     first: First = "auto",
-    on_report: Callable[[SyncReport], None] | None = None,
+    on_report: Callable[[SyncReport], None] | Callable[[PublishReport], None] | None = None,
 ) -> Enabled:
     """Makes trainers that sync to a vLLM server (`vllm_mode="server"`: GRPO, RLOO, ...) do so by sparsecast.
 
-    also     more servers that get the weights, beside the one that generates (a judge, SGLang servers).
+    log      directory or "s3://bucket/prefix" of a delta log, or a `sparsecast.torch.Log`: weights go there, and the
+             server that generates is told the number of each version. Any other server may follow the log, too.
+    durable  with `log`: a sync returns when the version is durable and the servers that are told serve it. Otherwise
+             it returns when the changes are encoded, and the next sync waits for the rest and raises its error.
+    also     more servers that get the weights, or with `log` the number, beside the one that generates (a judge, SGLang
+             servers).
     adapter  sends the trainer's adapter (PEFT) as it is to servers with `--enable-lora`, and generates with it; base
              weights are neither merged nor sent. It has options of its own, and none of the others hold.
 
-    The other arguments are those of `SyncOptions`; ranks meet at the trainer's `vllm_group_port`, and the trainer waits
-    for its server as long as `vllm_server_timeout` says. Call it before the trainer is made, on every rank. TRL has no
-    hook there: `VLLMClient.init_communicator` of TRL (with `adapter` `VLLMGeneration._init_vllm`, too) is replaced
-    until `disable`; trainers made meanwhile keep what they have. `vllm_mode="colocate"` is not concerned.
+    The other arguments are those of `SyncOptions`; with `log` only wire_dtype, rename and on_report hold, as in
+    `LogOptions`. Ranks meet at the trainer's `vllm_group_port`, and the trainer waits for its server as long as
+    `vllm_server_timeout` says. Call it before the trainer is made, on every rank. TRL has no hook there:
+    `VLLMClient.init_communicator` of TRL (with `adapter` `VLLMGeneration._init_vllm`, too) is replaced until `disable`;
+    trainers made meanwhile keep what they have. `vllm_mode="colocate"` is not concerned.
 
     Raises UnsupportedError for another release of TRL, UsageError if it is enabled already, and for other options with
-    `adapter`.
+    `adapter` or `log`.
     """
     global _enabled
     require_trl()
     if _enabled is not None:
         raise UsageError("sparsecast is enabled in TRL already: call disable() before you enable it with other options")
-    options = SyncOptions(
-        host=host,
-        channels=channels,
-        policy=policy if policy is not None else SyncOptions.policy,
-        wire_dtype=wire_dtype,
-        rename=rename,
-        may_miss=may_miss,
-        first=first,
-        on_report=on_report,
-    )
-    if adapter is not None and options != SyncOptions():
+    of_group: dict[str, Any] = {"host": host, "channels": channels, "may_miss": may_miss, "first": first}
+    if policy is not None:
+        of_group["policy"] = policy
+    of_both: dict[str, Any] = {"wire_dtype": wire_dtype, "rename": rename, "on_report": on_report}
+    options: SyncOptions | LogOptions = SyncOptions(**of_group, **of_both)
+    if adapter is not None and (log or not durable or options != SyncOptions()):
         raise UsageError("with adapter= only also= holds: ServedAdapter has its own options")
+    if log:
+        if SyncOptions(**of_group) != SyncOptions():
+            raise UsageError("with log= servers follow by themselves: host, channels, policy, may_miss and first go")
+        options = LogOptions(log=log, durable=durable, wait=0.0, **of_both)
+    elif not durable:
+        raise UsageError("durable=False is for weights that go to a log: say log=, or leave it out")
     _enabled = Enabled(options, also, adapter)
     return _enabled
 
