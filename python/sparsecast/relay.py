@@ -79,6 +79,11 @@ class LogRelay:
         """Newest version of the log; None if this relay has still to create the log."""
         return self._publisher.version if self._publisher is not None else None
 
+    @property
+    def digest(self) -> str | None:
+        """State digest of :attr:`version`; None if this relay has still to create the log."""
+        return self._publisher.digest if self._publisher is not None else None
+
     def regroup(self, world: World | Mpi | Met | None = None) -> None:
         """Meets the other ranks of ``world`` (None: the previous one) again and receives its version. Creates the log
         with it if there is none. step() does this by itself when it is needed.
@@ -102,8 +107,9 @@ class LogRelay:
             )
             self._publisher = self._open()
 
-    def step(self) -> Relayed:
-        """Receives the next version of the world, and returns the report when it is durable in the log.
+    def step(self, label: str = "") -> Relayed:
+        """Receives the next version of the world, and returns the report when it is durable in the log. ``label`` is
+        text for people in the record there (empty: the version of the world).
 
         After an error of the world the next step meets it again. After an error of the log, the version of the next
         step includes what was not committed. FencedError is final: another publisher has taken over the log.
@@ -116,7 +122,7 @@ class LogRelay:
             self._met = False
             raise
         assert self._publisher is not None
-        self._publisher.publish(f"live version {live.version}")
+        self._publisher.publish(label or f"live version {live.version}")
         done = self._publisher.wait(self._log.timeout)
         return Relayed(done.version, live.version, done.changed, done.wire_bytes, done.digest)
 

@@ -33,7 +33,8 @@ class LogOptions:
                 begins with the first weights, or goes on from its newest version. Without a mirror there is a temporary
                 one, as large as the weights.
     durable     a send returns when the version is durable, and the servers that are named serve it. Otherwise it
-                returns when the changes are encoded; the next send, or the end, waits for the rest and raises its error.
+                returns when the changes are encoded; the next send, or the end, waits for the rest and raises its
+                error.
     wire_dtype  dtype of the weights in the log, or a function of (name, tensor). By default bf16 for fp32 tensors.
     rename      names in the log, where they differ: a dict or a function; None leaves a tensor out.
     wait        seconds to wait for the named servers to come up.
@@ -66,7 +67,7 @@ class LogSync:
         self._in_flight: concurrent.futures.Future[PublishReport] | None = None
 
     def check(self) -> None:
-        """Waits for the servers that are named, and raises what `look_at_follower` raises for one that follows no log."""
+        """Waits for the servers that are named. Raises what `look_at_follower` raises for one that follows no log."""
         for endpoint in self._endpoints:
             look_at_follower(endpoint, self._options.wait)
 

@@ -100,8 +100,8 @@ class LogClient(SparsecastClient):
             info: dict[str, Any] = super().get_server_info()
         except RuntimeError:
             _log.warning(
-                "the vLLM server at %s does not tell its --logprobs-mode without VLLM_SERVER_DEV_MODE=1; the importance "
-                "sampling correction needs processed_logprobs there",
+                "the vLLM server at %s does not tell its --logprobs-mode without VLLM_SERVER_DEV_MODE=1; the "
+                "importance sampling correction needs processed_logprobs there",
                 self.base_url,
             )
             info = {"model_config": {"logprobs_mode": "processed_logprobs"}}

@@ -122,8 +122,8 @@ class WeightTransfer:
         """Does nothing: see the class."""
 
     def destroy(self) -> None:
-        """Leaves the servers, which go on with the weights that they have. With `log` it waits until the last version is
-        in it, and raises the error of that version.
+        """Leaves the servers, which go on with the weights that they have. With `log` it waits until the last version
+        is in it, and raises the error of that version.
         """
         self._sync.close()
 

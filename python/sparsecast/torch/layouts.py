@@ -23,22 +23,28 @@ def gather_layout(own: Layout, group: dist.ProcessGroup | None = None) -> Layout
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
         return own
+    parts = gather_bytes(own.serialize(), group, MAX_LAYOUT_BYTES, "a layout")
+    return join_layouts([Layout.parse(part) for part in parts])
+
+
+def gather_bytes(own: bytes, group: dist.ProcessGroup | None, most: int, what: str) -> list[bytes]:
+    """Returns the bytes of each rank of ``group``, in the order of the ranks. Collective over the group.
+
+    Raises CorruptError, which says ``what`` is too long, if a rank has more than ``most`` bytes.
+    """
     device = collective_device(group)
-    blob = own.serialize()
     size = dist.get_world_size(group)
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
-    dist.all_gather(lengths, torch.tensor([len(blob)], dtype=torch.int64, device=device), group=group)
+    dist.all_gather(lengths, torch.tensor([len(own)], dtype=torch.int64, device=device), group=group)
     counts = [int(length.item()) for length in lengths]
     longest = max(counts)
-    if longest > MAX_LAYOUT_BYTES:
-        raise CorruptError(f"a layout of {longest} bytes", f"rank {counts.index(longest)}")
+    if longest > most:
+        raise CorruptError(f"{what} of {longest} bytes", f"rank {counts.index(longest)}")
     padded = torch.zeros(longest, dtype=torch.uint8, device=device)
-    padded[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8).to(device)
+    padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(device)
     gathered = [torch.empty_like(padded) for _ in range(size)]
     dist.all_gather(gathered, padded, group=group)
-    return join_layouts(
-        [Layout.parse(part[:count].cpu().numpy().tobytes()) for part, count in zip(gathered, counts, strict=True)]
-    )
+    return [part[:count].cpu().numpy().tobytes() for part, count in zip(gathered, counts, strict=True)]
 
 
 def collective_device(group: dist.ProcessGroup | None) -> torch.device:

@@ -68,9 +68,10 @@ class LiveEnd:
         return self.publisher.digest
 
     def regroup(self, transport: Transport | None) -> None:
-        self._regroup(transport, self.order.mark())
+        self.regroup_behind(transport, self.order.mark())
 
-    def _regroup(self, transport: Transport | None, ready: torch.cuda.Event | None) -> None:
+    def regroup_behind(self, transport: Transport | None, ready: torch.cuda.Event | None) -> None:
+        """Meets the engines; reads the weights after the work that the caller had enqueued at ``ready``."""
         if isinstance(transport, Log):
             raise UsageError("a live publisher cannot go on with a log")
         self._transport = transport or self._transport
@@ -94,7 +95,7 @@ class LiveEnd:
         del label, weights_read  # What travels is encoded and sent in one call: the weights are read until it ends.
         met = self._met
         if not met:
-            self._regroup(None, ready)  # Which prepares the weights, too.
+            self.regroup_behind(None, ready)  # Which prepares the weights, too.
         begin = time.perf_counter()
         if met:
             self._refresh(ready)

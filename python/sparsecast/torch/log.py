@@ -94,8 +94,8 @@ class LogEnd:
     def encode(self, step: int | None, label: str, ready: torch.cuda.Event | None) -> None:
         """Detects and encodes what changed, and has the upload begin. The weights may change when it returns.
 
-        A publication whose upload failed is first repeated, byte for byte; if that fails again, its error is raised, and
-        nothing is encoded.
+        A publication whose upload failed is first repeated, byte for byte; if that fails again, its error is raised,
+        and nothing is encoded.
         """
         with self.order.behind(ready):
             if self._fused:

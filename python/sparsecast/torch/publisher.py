@@ -23,6 +23,7 @@ from ..transports import Log, Transport
 from .layouts import gather_layout
 from .live import LiveEnd
 from .log import LogEnd
+from .relayed import RelayedEnd, is_parted
 from .report import PublishReport
 from .shards import Dtypes, LocalShards, Rename, Source, WireDtype, shards_of
 from .streams import cuda_device, use_device
@@ -36,10 +37,11 @@ class Publisher:
 
     ``source`` is a module, an iterable of (name, tensor), or :class:`LocalShards`. With DTensor parameters (FSDP2, 2-D
     meshes) every rank of the trainer makes a publisher over the same ``process_group`` (default: the world), and each
-    compares its own shards: no parameter is ever gathered. ``rename`` maps names to those of the engines (a dict or a
-    callable; None leaves a tensor out). ``wire_dtype`` is the dtype that engines hold if it differs from that of the
-    parameters: fp32 masters are cast to bf16 on the way. ``dtypes`` says which integers are 4-bit numbers ({"*_packed":
-    "I4X2"}; :func:`shards_of`); subscribers must be given the same.
+    compares its own shards: no parameter is ever gathered. To a log, such ranks write by a relay in a thread of rank
+    0 (:class:`sparsecast.relay.LogRelay`), which holds all tensors in host memory twice. ``rename`` maps names to
+    those of the engines (a dict or a callable; None leaves a tensor out). ``wire_dtype`` is the dtype that engines
+    hold if it differs from that of the parameters: fp32 masters are cast to bf16 on the way. ``dtypes`` says which
+    integers are 4-bit numbers ({"*_packed": "I4X2"}; :func:`shards_of`); subscribers must be given the same.
 
     Weights are read where they lie. If a weight has got other memory (offloaded, ``p.data = ...``,
     ``load_state_dict(assign=True)``, a module replaced), the next publication raises UsageError, and a new publisher is
@@ -113,8 +115,12 @@ class Publisher:
             "threads": threads,
         }
         with self._shards.counted():
-            self._end: LiveEnd | LogEnd
-            if isinstance(transport, Log):
+            self._end: LiveEnd | LogEnd | RelayedEnd
+            if isinstance(transport, Log) and is_parted(self._shards, process_group):
+                self._end = RelayedEnd(
+                    transport, self._shards, process_group, detector, version, encode, report_tensors
+                )
+            elif isinstance(transport, Log):
                 self._end = LogEnd(transport, self._shards, detector, version, encode)
             else:
                 layout = gather_layout(self._shards.layout, process_group)
@@ -138,15 +144,13 @@ class Publisher:
 
     @property
     def layout(self) -> Any:
-        """Layout (:class:`sparsecast.Layout`) of all ranks of the trainer (over a world), or of this rank (with
-        a log).
-        """
+        """Layout (:class:`sparsecast.Layout`) of all ranks that publish together."""
         return self._end.layout
 
     @property
     def sharded(self) -> ShardedPublisher:
         """The :class:`sparsecast.ShardedPublisher` that publishes to the world. Raises UsageError with a log."""
-        if isinstance(self._end, LogEnd):
+        if not isinstance(self._end, LiveEnd):
             raise UsageError("a publisher to a log has no sharded publisher")
         return self._end.publisher
 
@@ -175,9 +179,10 @@ class Publisher:
 
         With ``wait`` it returns the report when every engine has verified the new version (world), or when it is
         durable (log). Without ``wait`` it returns a future of the report. Over a world, the weights must not change
-        until the future is done, or until the next optimizer step, which waits for the reading. To a log, changes are
-        detected and encoded in the call, the weights may change when it returns, and the future is that of the upload,
-        of which one is under way at a time. ``label`` is text for people in the record of a log.
+        until the future is done, or until the next optimizer step, which waits for the reading; nor with a log that
+        several ranks write. To a log of one rank, changes are detected and encoded in the call, the weights may change
+        when it returns, and the future is that of the upload, of which one is under way at a time. ``label`` is text
+        for people in the record of a log.
 
         Waits for the previous publication first, and raises its error; nothing is published then, and the call may be
         repeated. A version that a log may or may not have got is then sent to it again, byte for byte, before the
