@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Fuzzes answers of S3 servers and files of the AWS tools: they are parsed, or refused with Error{kCorrupt}.
+// Fuzzes answers of S3 servers and of sources of keys, and files of the AWS tools: they are parsed, or refused with
+// Error{kCorrupt}, or for keys that no request can carry Error{kUnauthenticated}.
 
 #include <algorithm>
 #include <cstdint>
@@ -9,8 +10,9 @@
 #include <string_view>
 
 #include "sparsecast/error.hpp"
+#include "store/aws_settings.hpp"
 #include "store/s3_answers.hpp"
-#include "store/s3_options.hpp"
+#include "store/s3_keys.hpp"
 
 namespace {
 
@@ -25,7 +27,7 @@ void refused_or_read(const Parse& parse) {
   try {
     parse();
   } catch (const Error& error) {
-    require(error.code() == ErrorCode::kCorrupt);
+    require(error.code() == ErrorCode::kCorrupt || error.code() == ErrorCode::kUnauthenticated);
   }
 }
 
@@ -54,7 +56,7 @@ void check_ini(std::string_view text) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  switch (data[0] % 4) {
+  switch (data[0] % 5) {
     case 0:
       refused_or_read([&] { require(depth_of(parse_xml(text)) <= kMaxXmlDepth); });
       break;
@@ -69,8 +71,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (const auto range = parse_content_range(text)) require(range->first <= range->last);
       refused_or_read([&] { parse_s3_time(text); });
       break;
-    default:
+    case 3:
       refused_or_read([&] { check_ini(text); });
+      break;
+    default:
+      refused_or_read([&] { require_s3_keys(parse_json_keys(text)); });
+      refused_or_read([&] { require_s3_keys(parse_sts_keys(text)); });
   }
   return 0;
 }

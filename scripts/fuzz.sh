@@ -88,6 +88,8 @@ printf '\1<ListBucketResult><Contents><Key>k</Key><LastModified>2026-11-21T10:20
 printf '\2<Error><Code>SlowDown</Code><Message>m</Message></Error>' >build/fuzz/seeds/s3_answers/error
 printf '\2<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>' >build/fuzz/seeds/s3_answers/upload
 printf '\2bytes 0-9/10' >build/fuzz/seeds/s3_answers/range
+printf '\4{"AccessKeyId": "a", "SecretAccessKey": "b", "Token": "c", "Expiration": "2030-01-01T00:00:00+01:00"}' >build/fuzz/seeds/s3_answers/keys
+printf '\4<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>a</AccessKeyId><SecretAccessKey>b</SecretAccessKey><SessionToken>c</SessionToken><Expiration>2030-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>' >build/fuzz/seeds/s3_answers/role
 printf '\3[profile a]\nregion = b ; c\ns3 =\n  d = e\n' >build/fuzz/seeds/s3_answers/ini
 # An index, a frame of each encoding, and a packed flush, each of the fuzzer's own table.
 mkdir -p build/fuzz/seeds/interop

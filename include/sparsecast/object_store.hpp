@@ -79,10 +79,18 @@ class SPARSECAST_API ObjectStore {
 /// FileSystem::rename_exclusive. `fs` must outlive the store.
 SPARSECAST_API std::unique_ptr<ObjectStore> open_directory_store(FileSystem& fs, const std::string& directory);
 
-/// Options for access to an S3 bucket. `from_environment` reads AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-/// AWS_SECURITY_TOKEN or AWS_SESSION_TOKEN, AWS_REGION or AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL,
-/// AWS_IGNORE_CONFIGURED_ENDPOINT_URLS, AWS_DEFAULT_PROFILE or AWS_PROFILE, AWS_CA_BUNDLE, and where they are not set
-/// the usual files (AWS_SHARED_CREDENTIALS_FILE, AWS_CONFIG_FILE, ~/.aws/credentials, ~/.aws/config).
+/// Keys that sign the requests to a bucket.
+struct S3Keys {
+  std::string access_key;
+  std::string secret_key;
+  std::string session_token;                                     ///< Empty for keys of a user, which do not expire.
+  std::optional<std::chrono::system_clock::time_point> expires;  ///< When the keys end; nullopt: never, or not known.
+
+  friend bool operator==(const S3Keys&, const S3Keys&) = default;
+};
+
+/// Options for access to an S3 bucket. `from_environment` reads the variables and files of the AWS tools
+/// (docs/object-stores.md has the list).
 struct SPARSECAST_API S3Options {
   std::string bucket;
   std::string prefix;    ///< Prefix of every key, without a slash at either end; may be empty.
@@ -94,6 +102,10 @@ struct SPARSECAST_API S3Options {
   std::string access_key;
   std::string secret_key;
   std::string session_token;
+  /// Reads keys, by the deadline; empty: the three above stay. It is called when there are none yet, before they end
+  /// (from 15 minutes before on), and once for a request whose keys the server refuses; from any thread, one call at a
+  /// time for each store. Error{kIo | kTimeout} has it called again until the request's deadline.
+  std::function<S3Keys(std::chrono::steady_clock::time_point deadline)> read_keys;
   std::string ca_bundle;   ///< Path of a file of CA certificates; empty: the system's.
   bool anonymous = false;  ///< Whether requests are sent without a signature.
 
@@ -105,8 +117,10 @@ struct SPARSECAST_API S3Options {
                              << 20;  ///< Bytes of one part of an upload or ranged read; at least 5 MiB.
   int connections = 8;               ///< Number of concurrent transfers of one large object.
 
-  /// Returns the options for `location`. Throws Error{kUsage} for a location that is not "s3://bucket[/prefix]", and
-  /// kUnauthenticated without credentials.
+  /// Returns the options for `location`. Processes and endpoints that give keys are not asked before the first request.
+  /// Throws Error{kUsage} for a location that is not "s3://bucket[/prefix]"; kUnauthenticated without any source of
+  /// keys; kUnsupported for a profile whose source is not asked here (SSO, roles by other profiles). `fs` must outlive
+  /// the store.
   static S3Options from_environment(FileSystem& fs, const std::string& location);
 };
 

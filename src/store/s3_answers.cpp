@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "sparsecast/error.hpp"
+#include "store/s3_keys.hpp"
 
 namespace sparsecast {
 namespace {
@@ -198,16 +199,9 @@ constexpr std::size_t kMaxToken = 4096;
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::kCorrupt, what); }
 
-std::string printable(std::string_view text) {
-  std::string result(text.substr(0, kMaxSentence));
-  std::replace_if(
-      result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; }, ' ');
-  return result;
-}
-
 XmlElement parse_root(std::string_view xml, std::string_view name) {
   XmlElement root = parse_xml(xml);
-  if (root.name != name) refuse("<" + printable(root.name) + "> in the place of <" + std::string(name) + ">");
+  if (root.name != name) refuse("<" + shown_sentence(root.name) + "> in the place of <" + std::string(name) + ">");
   return root;
 }
 
@@ -224,6 +218,13 @@ S3Listing::ListedObject parse_entry(const XmlElement& element) {
 
 }  // namespace
 
+std::string shown_sentence(std::string_view text) {
+  std::string result(text.substr(0, kMaxSentence));
+  std::replace_if(
+      result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; }, ' ');
+  return result;
+}
+
 std::optional<std::uint64_t> parse_decimal(std::string_view text) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -234,8 +235,9 @@ std::optional<std::uint64_t> parse_decimal(std::string_view text) {
 std::optional<S3Error> parse_s3_error(std::string_view xml) {
   try {
     const XmlElement root = parse_xml(xml);
-    if (root.name != "Error") return std::nullopt;
-    return S3Error{printable(root.text_of("Code")), printable(root.text_of("Message"))};
+    const XmlElement* error = root.name == "ErrorResponse" ? root.child("Error") : &root;
+    if (error == nullptr || error->name != "Error") return std::nullopt;
+    return S3Error{shown_sentence(error->text_of("Code")), shown_sentence(error->text_of("Message"))};
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -265,6 +267,17 @@ std::string parse_s3_upload_id(std::string_view xml) {
 }
 
 void require_s3_completion(std::string_view xml) { parse_root(xml, "CompleteMultipartUploadResult"); }
+
+S3Keys parse_sts_keys(std::string_view xml) {
+  const XmlElement root = parse_root(xml, "AssumeRoleWithWebIdentityResponse");
+  const XmlElement* result = root.child("AssumeRoleWithWebIdentityResult");
+  const XmlElement* found = result == nullptr ? nullptr : result->child("Credentials");
+  if (found == nullptr) refuse("no <Credentials>");
+  S3Keys keys{std::string(found->text_of("AccessKeyId")), std::string(found->text_of("SecretAccessKey")),
+              std::string(found->text_of("SessionToken")), parse_s3_time(found->text_of("Expiration"))};
+  require_s3_keys(keys);
+  return keys;
+}
 
 std::optional<ContentRange> parse_content_range(std::string_view header) {
   if (!header.starts_with("bytes ")) return std::nullopt;

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "sparsecast/object_store.hpp"
+
 namespace sparsecast {
 
 /// An XML element of an S3 server's answer. Attributes, and text next to children, are dropped.
@@ -43,7 +45,8 @@ struct S3Error {
   std::string code;
   std::string message;
 };
-/// Parses the body of an error. Returns nullopt for anything that is not an <Error>; never throws Error.
+/// Parses the body of an error of S3, or of STS, which has it within an <ErrorResponse>. Returns nullopt for anything
+/// else; never throws Error.
 std::optional<S3Error> parse_s3_error(std::string_view xml);
 
 /// One page of the answer to ListObjectsV2.
@@ -62,6 +65,13 @@ S3Listing parse_s3_listing(std::string_view xml);
 std::string parse_s3_upload_id(std::string_view xml);
 /// Throws Error{kCorrupt} unless the answer says that CompleteMultipartUpload has succeeded.
 void require_s3_completion(std::string_view xml);
+
+/// Returns the keys in the answer of STS to AssumeRoleWithWebIdentity. Throws Error{kUnauthenticated} for keys that no
+/// request can carry. Errors never contain a key.
+S3Keys parse_sts_keys(std::string_view xml);
+
+/// Returns the beginning of a text that others wrote, as printable ASCII, for errors.
+std::string shown_sentence(std::string_view text);
 
 /// Content of a header "bytes 0-9/100": numbers of the first and the last byte, and the size of the object. `total` is
 /// empty if the header has "*" for it.

@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
-#include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "sparsecast/object_store.hpp"
+#include "store/aws_settings.hpp"
 
 namespace sparsecast {
-
-/// Function that returns the value of an environment variable, or nullopt if it is not set or empty.
-using Environment = std::function<std::optional<std::string>(const char* name)>;
 
 /// Returns the options of the store at `location`, as S3Options::from_environment does, but with `environment` in place
 /// of the process's environment.
@@ -34,13 +29,9 @@ struct S3Address {
 };
 S3Address s3_address(const S3Options& options);
 
-/// Content of one of the AWS tools' files (~/.aws/config, ~/.aws/credentials): section -> key -> value. Keys are in
-/// lower case, and quotes around the name of a profile are removed. Indented lines after "s3 =" become the keys
-/// "s3.NAME". If a section or key occurs twice, the last one counts.
-using IniFile = std::map<std::string, std::map<std::string, std::string>>;
-
-/// Parses the text of one of the AWS tools' files. Throws Error{kCorrupt} naming `path` and the line for text that is
-/// neither a section, nor a setting, nor a comment. Errors never contain values, which may be secrets.
-IniFile parse_ini_file(std::string_view text, const std::string& path);
+/// Returns the endpoint that the environment or the profile gives for a service ("s3", "sts"); nullopt if neither does,
+/// or if such settings are to be ignored.
+std::optional<std::string> configured_endpoint(const std::string& service, const Environment& environment,
+                                               const AwsProfile& profile);
 
 }  // namespace sparsecast

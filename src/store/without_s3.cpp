@@ -4,6 +4,7 @@
 
 #include "sparsecast/error.hpp"
 #include "sparsecast/object_store.hpp"
+#include "store/s3_keys.hpp"
 
 namespace sparsecast {
 namespace {
@@ -15,6 +16,10 @@ namespace {
 }  // namespace
 
 std::unique_ptr<ObjectStore> open_s3_store(const S3Options& options) { refuse("s3://" + options.bucket); }
+
+S3KeyReader read_by_web_identity(FileSystem&, const WebIdentity&) { refuse("keys by web identity"); }
+S3KeyReader read_from_container(FileSystem&, const ContainerEndpoint&) { refuse("keys of a container"); }
+S3KeyReader read_from_instance(const std::string&) { refuse("keys of an instance"); }
 
 void http_post_json(const std::string&, const std::string&, std::chrono::milliseconds) { refuse("HTTP POST"); }
 

@@ -58,7 +58,7 @@ struct FaultyBucket {
   }
 };
 
-constexpr int kForEver = 1'000'000;
+constexpr int kEveryTime = 1'000'000;
 
 /// Returns the same answer to every request.
 inline FaultyBucket::Reply always(HttpReply reply) {

@@ -48,7 +48,7 @@ TEST(S3Faults, WhatMayPassIsTriedAgain) {
 TEST(S3Faults, WhatDoesNotPassEndsWithTheServersWordsByTheDeadline) {
   FaultyBucket faulty;
   faulty.method = "PUT";
-  faulty.faults = kForEver;
+  faulty.faults = kEveryTime;
   faulty.fault = always(s3_error_reply(503, "SlowDown"));
   expect_error(ErrorCode::kIo, [&] { faulty.open(milliseconds(3000))->put("a", {}); },
                {"s3://bucket/a", "PUT", "HTTP 503 SlowDown: as the test wants it", "attempts"});
@@ -103,7 +103,7 @@ TEST(S3Faults, NoServerIsAnError) {
 
 TEST(S3Faults, AServerThatIsSilentIsATimeout) {
   FaultyBucket faulty;
-  faulty.faults = kForEver;
+  faulty.faults = kEveryTime;
   HttpReply silence = http_reply(200);
   silence.bytes.resize(10);
   silence.stall = true;
@@ -139,7 +139,7 @@ TEST(S3Faults, ABodyThatWasCutShortIsReadAgain) {
   faulty.faults = 1;
   faulty.open()->get_range("a", 4, part);
   EXPECT_EQ(text_of(part), "content");
-  faulty.faults = kForEver;
+  faulty.faults = kEveryTime;
   expect_error(ErrorCode::kIo, [&] { faulty.open(milliseconds(3000))->get("a", 100); }, {"s3://bucket/a", "attempts"});
 }
 
@@ -158,7 +158,7 @@ TEST(S3Faults, AnotherRangeThanAskedForIsRefused) {
 
 TEST(S3Faults, AServerWithoutRangesIsRefusedWhereTheyMatter) {
   FaultyBucket faulty;
-  faulty.faults = kForEver;
+  faulty.faults = kEveryTime;
   faulty.fault = always(http_reply(200, "the content"));
   EXPECT_EQ(text_of(faulty.open()->get("a", 100)), "the content");
   Bytes part(7);
@@ -174,7 +174,7 @@ TEST(S3Faults, AnswersWithoutAnEndAreCutOff) {
   for (const HttpReply& reply : {endless, endless_error, endless_head}) {
     SCOPED_TRACE(reply.bytes);
     FaultyBucket faulty;
-    faulty.faults = kForEver;
+    faulty.faults = kEveryTime;
     faulty.fault = always(reply);
     expect_error(ErrorCode::kIo, [&] { faulty.open()->get("a", 1000); }, {"s3://bucket/a"});
     expect_error(ErrorCode::kIo, [&] { faulty.open()->list(""); }, {"s3://bucket"});
@@ -193,7 +193,7 @@ TEST(S3Faults, ListingsThatCannotBeRightAreRefused) {
         "<ListBucketResult>" + object + "</Contents><IsTruncated>false</IsTruncated></ListBucketResult>"}) {
     SCOPED_TRACE(xml);
     FaultyBucket faulty;
-    faulty.faults = kForEver;
+    faulty.faults = kEveryTime;
     faulty.fault = always(http_reply(200, xml));
     expect_error(ErrorCode::kIo, [&] { faulty.open()->list("other/"); }, {"s3://bucket", "understood"});
   }
@@ -203,7 +203,7 @@ TEST(S3Faults, NoErrorHoldsASecret) {
   for (const HttpReply& reply : {s3_error_reply(403, "SignatureDoesNotMatch"), http_reply(400, "the-secret-key"),
                                  http_reply(302, "", "Location: http://elsewhere\r\n"), http_reply(200, "no xml")}) {
     FaultyBucket faulty;
-    faulty.faults = kForEver;
+    faulty.faults = kEveryTime;
     faulty.fault = always(reply);
     const std::string words = words_of([&] { faulty.open()->list(""); });
     EXPECT_FALSE(words.empty());

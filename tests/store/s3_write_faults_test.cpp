@@ -97,7 +97,7 @@ TEST(S3Creation, TriesTheEndpointOnce) {
 TEST(S3Creation, ThatFailsForEverSaysSo) {
   FaultyBucket faulty;
   faulty.method = "PUT";
-  faulty.faults = kForEver;
+  faulty.faults = kEveryTime;
   faulty.fault = always(s3_error_reply(409, "ConditionalRequestConflict"));
   expect_error(ErrorCode::kIo, [&] { faulty.open(milliseconds(3000))->put_if_absent("a", {}); },
                {"s3://bucket/a", "409 ConditionalRequestConflict", "attempts"});
@@ -138,7 +138,7 @@ TEST(S3Multipart, CompletionThatAnswers200WithAnErrorIsTriedAgain) {
   upload_large(*faulty.open());
   EXPECT_EQ(faulty.asked(), 2);
   EXPECT_EQ(faulty.bucket.objects.at("/bucket/large").content, content_of(large_content()));
-  faulty.faults = kForEver;
+  faulty.faults = kEveryTime;
   expect_error(ErrorCode::kIo, [&] { upload_large(*faulty.open(milliseconds(6000))); },
                {"s3://bucket/large", "HTTP 200 InternalError"});
 }

@@ -221,17 +221,18 @@ void set_connection(Setup& set, const HttpOptions& options, milliseconds left) {
   set(CURLOPT_TCP_KEEPALIVE, 1L);
   set(CURLOPT_SSL_VERIFYPEER, 1L);
   set(CURLOPT_SSL_VERIFYHOST, 2L);
+  if (options.direct) set(CURLOPT_NOPROXY, "*");
   if (!options.ca_bundle.empty()) set(CURLOPT_CAINFO, options.ca_bundle.c_str());
   set(CURLOPT_BUFFERSIZE, kBufferBytes);
   set(CURLOPT_UPLOAD_BUFFERSIZE, kBufferBytes);
   set(CURLOPT_USERAGENT, fmt::format("sparsecast/{}", version_string()).c_str());
 }
 
-void set_signature(Setup& set, const HttpOptions& options) {
-  if (options.access_key.empty()) return;
+void set_signature(Setup& set, const HttpOptions& options, const HttpRequest& request) {
+  if (request.access_key.empty()) return;
   set(CURLOPT_AWS_SIGV4, fmt::format("aws:amz:{}:s3", options.region).c_str());
-  set(CURLOPT_USERNAME, options.access_key.c_str());
-  set(CURLOPT_PASSWORD, options.secret_key.c_str());
+  set(CURLOPT_USERNAME, request.access_key.c_str());
+  set(CURLOPT_PASSWORD, request.secret_key.c_str());
 }
 
 std::unique_ptr<curl_slist, FreeList> make_list(const std::vector<std::string>& headers) {
@@ -318,7 +319,7 @@ HttpAnswer HttpClient::perform(const HttpRequest& request, SteadyTime deadline) 
   set_connection(set, options_, left);
   set_callbacks(set, exchange);
   set_method(set, request);
-  set_signature(set, options_);
+  set_signature(set, options_, request);
 
   const CURLcode result = curl_easy_perform(lease.curl());
   HttpAnswer answer = std::move(exchange.answer);

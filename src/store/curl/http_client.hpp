@@ -18,6 +18,9 @@ struct HttpRequest {
   std::string url;
   /// Headers in the form "name: value". Each has a value, because libcurl's signing drops empty ones.
   std::vector<std::string> headers;
+  // Keys of an AWS signature version 4 for the service s3; without, the request is not signed.
+  std::string access_key;
+  std::string secret_key;
   ConstBytes body;  ///< Body of the request; its bytes must stay valid until perform() returns.
   /// Receives the body of an answer with status 200 or 206, piece by piece; returns false to end the transfer. If null,
   /// the body is stored in HttpAnswer::text.
@@ -53,10 +56,8 @@ struct HttpOptions {
   std::chrono::milliseconds stall_timeout{15'000};
   std::string ca_bundle;  ///< Path of a file with the trusted certificates; "" for those of the system.
   std::size_t max_text_bytes = std::size_t{8} << 20;
-  // AWS signature version 4 for the service s3; without a key, requests are not signed.
-  std::string region;
-  std::string access_key;
-  std::string secret_key;
+  std::string region;   ///< Of signatures.
+  bool direct = false;  ///< Whether proxies of the environment are passed by.
 };
 
 /// Makes HTTP exchanges over connections that it keeps open. Does not follow redirects; they are returned as answers.

@@ -42,7 +42,6 @@ bool Retry::again() {
 namespace {
 
 using End = HttpAnswer::End;
-using RetryDecision = S3Verdict;
 
 HttpOptions http_options(const S3Options& options) {
   HttpOptions http;
@@ -50,10 +49,6 @@ HttpOptions http_options(const S3Options& options) {
   http.stall_timeout = options.stall_timeout;
   http.ca_bundle = options.ca_bundle;
   http.region = options.region;
-  if (!options.anonymous) {
-    http.access_key = options.access_key;
-    http.secret_key = options.secret_key;
-  }
   return http;
 }
 
@@ -72,8 +67,8 @@ bool may_pass(int status, const std::string& code) {
          code == "RequestTimeout" || code == "IncompleteBody" || code == "InternalError";
 }
 
-RetryDecision judge_status(const HttpAnswer& answer, const std::optional<S3Error>& error) {
-  RetryDecision verdict;
+S3Verdict judge_status(const HttpAnswer& answer, const std::optional<S3Error>& error) {
+  S3Verdict verdict;
   verdict.sentence = fmt::format("HTTP {}", answer.status);
   if (error) verdict.sentence += fmt::format(" {}: {}", error->code, error->message);
   const std::string region = answer.header("x-amz-bucket-region");
@@ -81,12 +76,16 @@ RetryDecision judge_status(const HttpAnswer& answer, const std::optional<S3Error
     verdict.sentence += fmt::format(" (the bucket is in region {})", region);
   }
   verdict.may_pass = may_pass(answer.status, error ? error->code : std::string());
-  if (answer.status == 401 || answer.status == 403) verdict.code = ErrorCode::kUnauthenticated;
+  // An answer to HEAD has no code.
+  const std::string code = error ? error->code : answer.status == 400 && answer.text.empty() ? "ExpiredToken" : "";
+  verdict.keys_refused = code == "ExpiredToken" || code == "InvalidToken" || code == "InvalidAccessKeyId";
+  if (answer.status == 401 || answer.status == 403 || (error && verdict.keys_refused))
+    verdict.code = ErrorCode::kUnauthenticated;
   return verdict;
 }
 
-RetryDecision judge_failure(const HttpAnswer& answer) {
-  RetryDecision verdict;
+S3Verdict judge_failure(const HttpAnswer& answer) {
+  S3Verdict verdict;
   verdict.sentence = answer.trouble;
   verdict.may_pass = answer.end == End::kBroken || answer.end == End::kStalled;
   if (answer.end == End::kStalled) verdict.code = ErrorCode::kTimeout;
@@ -94,8 +93,12 @@ RetryDecision judge_failure(const HttpAnswer& answer) {
   return verdict;
 }
 
+std::string sentence_of(const Error& error) {
+  return error.context().empty() ? error.message() : error.context() + ": " + error.message();
+}
+
 /// Returns nullopt if the caller accepts the answer.
-std::optional<RetryDecision> judge(const HttpAnswer& answer, std::initializer_list<int> expected) {
+std::optional<S3Verdict> judge(const HttpAnswer& answer, std::initializer_list<int> expected) {
   if (answer.end != End::kComplete) return judge_failure(answer);
   const std::optional<S3Error> error = parse_s3_error(answer.text);
   if (answer.is_success() && !error) return std::nullopt;
@@ -110,7 +113,10 @@ std::optional<RetryDecision> judge(const HttpAnswer& answer, std::initializer_li
 }  // namespace
 
 S3Client::S3Client(const S3Options& options)
-    : options_((require_s3_options(options), options)), address_(s3_address(options)), http_(http_options(options)) {
+    : options_((require_s3_options(options), options)),
+      address_(s3_address(options)),
+      keys_({options.access_key, options.secret_key, options.session_token, std::nullopt}, options.read_keys),
+      http_(http_options(options)) {
   start_sodium();
 }
 
@@ -118,7 +124,7 @@ std::string S3Client::name_of(const std::string& key) const {
   return key.empty() ? address_.location : address_.location + "/" + key;
 }
 
-HttpRequest S3Client::sign(const S3Request& request) const {
+HttpRequest S3Client::unsigned_request(const S3Request& request) const {
   HttpRequest http;
   http.method = request.method;
   http.url = request.key.empty() ? address_.bucket_url : address_.object_root + "/" + request.key;
@@ -127,23 +133,49 @@ HttpRequest S3Client::sign(const S3Request& request) const {
   if (!request.query.empty()) http.url += "?" + request.query;
   http.headers = request.headers;
   http.body = request.body;
-  if (!options_.anonymous) {
-    http.headers.push_back("x-amz-content-sha256: " + sha256_hex(request.body));
-    if (!options_.session_token.empty()) http.headers.push_back("x-amz-security-token: " + options_.session_token);
-  }
+  if (!options_.anonymous) http.headers.push_back("x-amz-content-sha256: " + sha256_hex(request.body));
   return http;
+}
+
+std::optional<S3Verdict> S3Client::attempt(const HttpRequest& request, std::initializer_list<int> expected,
+                                           S3Keys& keys, HttpAnswer& answer,
+                                           std::chrono::steady_clock::time_point deadline) {
+  HttpRequest signed_request = request;
+  if (!options_.anonymous) {
+    try {
+      keys = keys_.current(deadline);
+    } catch (const Error& error) {
+      const bool may_pass = error.code() == ErrorCode::kIo || error.code() == ErrorCode::kTimeout;
+      return S3Verdict{.may_pass = may_pass, .code = error.code(), .sentence = sentence_of(error)};
+    }
+    signed_request.access_key = keys.access_key;
+    signed_request.secret_key = keys.secret_key;
+    if (!keys.session_token.empty()) signed_request.headers.push_back("x-amz-security-token: " + keys.session_token);
+  }
+  answer = http_.perform(signed_request, deadline);
+  return judge(answer, expected);
 }
 
 HttpAnswer S3Client::call(const S3Request& request, std::initializer_list<int> expected) {
   Retry retry(std::min(options_.deadline, request.deadline.value_or(options_.deadline)));
-  HttpRequest http = sign(request);
+  HttpRequest http = unsigned_request(request);
   std::string before;
+  bool read_again = false;
   for (;;) {
     if (request.make_taker) http.take_body = request.make_taker();
-    HttpAnswer answer = http_.perform(http, retry.deadline());
+    S3Keys keys;
+    HttpAnswer answer;
+    std::optional<S3Verdict> verdict = attempt(http, expected, keys, answer, retry.deadline());
     answer.earlier_attempts = retry.attempts() - 1;
-    const std::optional<RetryDecision> verdict = judge(answer, expected);
     if (!verdict) return answer;
+    if (verdict->keys_refused && !read_again && !options_.anonymous) {
+      read_again = true;
+      try {
+        if (keys_.replace(keys, retry.deadline())) continue;
+      } catch (const Error& error) {
+        verdict->sentence += "; then " + sentence_of(error);
+      }
+    }
     if (!verdict->may_pass || !retry.again()) fail(request, *verdict, before, retry);
     before = verdict->sentence;
   }

@@ -15,6 +15,7 @@
 #include "sparsecast/error.hpp"
 #include "sparsecast/object_store.hpp"
 #include "store/curl/http_client.hpp"
+#include "store/s3_keys.hpp"
 #include "store/s3_options.hpp"
 
 namespace sparsecast {
@@ -59,6 +60,7 @@ struct S3Request {
 /// What an answer means: whether another attempt may succeed, and the error to throw if there is none.
 struct S3Verdict {
   bool may_pass = false;
+  bool keys_refused = false;  ///< Whether other keys may help: these have expired, or are no keys any more.
   ErrorCode code = ErrorCode::kIo;
   std::string sentence;
 };
@@ -73,20 +75,26 @@ class S3Client {
 
   /// Makes a request until an attempt succeeds or has a status in `expected`, and returns the answer of that attempt.
   /// Repeats temporary failures until the deadline: broken and stalled connections, 408, 429, 5xx except 501,
-  /// conflicts, and answers 200 that hold an error. Throws as object_store.hpp specifies; throws kIo for answers that
-  /// exceed their limit.
+  /// conflicts, and answers 200 that hold an error. When the server refuses the keys, reads them again, once, and
+  /// repeats the request if they are others. Throws as object_store.hpp specifies; throws kIo for answers that exceed
+  /// their limit.
   HttpAnswer call(const S3Request& request, std::initializer_list<int> expected = {});
 
   /// Returns the name of the object with this key, for errors: "s3://bucket/prefix/key".
   std::string name_of(const std::string& key) const;
 
  private:
-  HttpRequest sign(const S3Request& request) const;
+  HttpRequest unsigned_request(const S3Request& request) const;
+  /// Makes one attempt with the keys of the moment, which it stores in `keys`. Returns nullopt if the caller accepts
+  /// the answer.
+  std::optional<S3Verdict> attempt(const HttpRequest& request, std::initializer_list<int> expected, S3Keys& keys,
+                                   HttpAnswer& answer, std::chrono::steady_clock::time_point deadline);
   [[noreturn]] void fail(const S3Request& request, const S3Verdict& verdict, const std::string& before,
                          const Retry& retry) const;
 
   S3Options options_;
   S3Address address_;
+  S3KeyRing keys_;
   HttpClient http_;
 };
 
