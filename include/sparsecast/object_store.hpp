@@ -99,6 +99,9 @@ struct SPARSECAST_API S3Options {
   /// Whether URLs are http://endpoint/bucket/key instead of http://bucket.endpoint/key. Nullopt: true when an endpoint
   /// is given.
   std::optional<bool> path_style;
+  /// Whether the bucket is Google's, behind the XML interface of Cloud Storage, and the keys are HMAC keys. Nullopt:
+  /// true when the endpoint's host is storage.googleapis.com.
+  std::optional<bool> google;
   std::string access_key;
   std::string secret_key;
   std::string session_token;
@@ -125,8 +128,8 @@ struct SPARSECAST_API S3Options {
 };
 
 /// Opens a store in an S3 bucket. Throws Error{kUnsupported} in a build without libcurl. put_if_absent() sends
-/// `If-None-Match: *`. Its first call tests with a key of its own whether the endpoint respects the header, and throws
-/// Error{kUnsupported} if not.
+/// `If-None-Match: *`, to Google `x-goog-if-generation-match: 0`. Its first call tests with a key of its own whether
+/// the endpoint respects the header, and throws Error{kUnsupported} if not.
 SPARSECAST_API std::unique_ptr<ObjectStore> open_s3_store(const S3Options& options);
 
 /// Opens the store at `location`: "s3://bucket/prefix" with S3Options::from_environment, or a directory. `deadline`

@@ -110,6 +110,12 @@ void require_s3_options(const S3Options& options) {
   require_s3_keys({options.access_key, options.secret_key, options.session_token, std::nullopt});
 }
 
+bool is_google(const S3Options& options) {
+  std::string host = lower_case(options.endpoint);
+  host.erase(0, std::min(host.find("://"), host.size()));
+  return options.google.value_or(host.substr(0, host.find_first_of(":/", 3)) == "://storage.googleapis.com");
+}
+
 S3Address s3_address(const S3Options& options) {
   S3Address address;
   std::string endpoint = options.endpoint;

@@ -29,6 +29,9 @@ struct S3Address {
 };
 S3Address s3_address(const S3Options& options);
 
+/// Returns whether the options are of a bucket of Google's.
+bool is_google(const S3Options& options);
+
 /// Returns the endpoint that the environment or the profile gives for a service ("s3", "sts"); nullopt if neither does,
 /// or if such settings are to be ignored.
 std::optional<std::string> configured_endpoint(const std::string& service, const Environment& environment,

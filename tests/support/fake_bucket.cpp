@@ -35,17 +35,24 @@ HttpReply FakeBucket::operator()(const HttpQuestion& question) {
 }
 
 HttpReply FakeBucket::put(const HttpQuestion& question, const std::string& content) {
-  if (honours_conditions && question.header("if-none-match") == "*" && objects.count(question.path) != 0) {
+  const bool create =
+      google ? question.header("x-goog-if-generation-match") == "0" : question.header("if-none-match") == "*";
+  if (honours_conditions && create && objects.count(question.path) != 0) {
     return s3_error_reply(412, "PreconditionFailed");
   }
   Object& object = objects[question.path];
-  object = {content, keeps_metadata ? question.header("x-amz-meta-sparsecast-creator") : "", ++versions_, 0};
+  object = {content,
+            keeps_metadata
+                ? question.header(google ? "x-goog-meta-sparsecast-creator" : "x-amz-meta-sparsecast-creator")
+                : "",
+            ++versions_, 0};
   return http_reply(200, "", tag_header(object));
 }
 
 HttpReply FakeBucket::get(const HttpQuestion& question, const Object& object) const {
   std::string headers = tag_header(object);
-  if (!object.creator.empty()) headers += "X-Amz-Meta-Sparsecast-Creator: " + object.creator + "\r\n";
+  if (!object.creator.empty())
+    headers += std::string(google ? "X-Goog" : "X-Amz") + "-Meta-Sparsecast-Creator: " + object.creator + "\r\n";
   if (question.method == "HEAD") {
     return {"HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(object.content.size()) + "\r\n" + headers + "\r\n",
             false,

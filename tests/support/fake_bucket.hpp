@@ -22,6 +22,7 @@ class FakeBucket {
 
   std::map<std::string, Object> objects;  ///< Objects by path: "/bucket/key".
   bool honours_conditions = true;
+  bool google = false;  ///< Whether it has Google's headers in the place of Amazon's.
   bool keeps_metadata = true;
 
   HttpReply operator()(const HttpQuestion& question);

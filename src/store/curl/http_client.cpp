@@ -230,7 +230,7 @@ void set_connection(Setup& set, const HttpOptions& options, milliseconds left) {
 
 void set_signature(Setup& set, const HttpOptions& options, const HttpRequest& request) {
   if (request.access_key.empty()) return;
-  set(CURLOPT_AWS_SIGV4, fmt::format("aws:amz:{}:s3", options.region).c_str());
+  set(CURLOPT_AWS_SIGV4, options.signer.c_str());
   set(CURLOPT_USERNAME, request.access_key.c_str());
   set(CURLOPT_PASSWORD, request.secret_key.c_str());
 }

@@ -18,7 +18,7 @@ struct HttpRequest {
   std::string url;
   /// Headers in the form "name: value". Each has a value, because libcurl's signing drops empty ones.
   std::vector<std::string> headers;
-  // Keys of an AWS signature version 4 for the service s3; without, the request is not signed.
+  // Keys of the signature; without, the request is not signed.
   std::string access_key;
   std::string secret_key;
   ConstBytes body;  ///< Body of the request; its bytes must stay valid until perform() returns.
@@ -56,7 +56,7 @@ struct HttpOptions {
   std::chrono::milliseconds stall_timeout{15'000};
   std::string ca_bundle;  ///< Path of a file with the trusted certificates; "" for those of the system.
   std::size_t max_text_bytes = std::size_t{8} << 20;
-  std::string region;   ///< Of signatures.
+  std::string signer;   ///< How signed requests are signed, as CURLOPT_AWS_SIGV4 takes it: "aws:amz:us-east-1:s3".
   bool direct = false;  ///< Whether proxies of the environment are passed by.
 };
 

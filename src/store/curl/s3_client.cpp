@@ -48,7 +48,7 @@ HttpOptions http_options(const S3Options& options) {
   http.connect_timeout = options.connect_timeout;
   http.stall_timeout = options.stall_timeout;
   http.ca_bundle = options.ca_bundle;
-  http.region = options.region;
+  http.signer = is_google(options) ? "goog:goog:auto:storage" : fmt::format("aws:amz:{}:s3", options.region);
   return http;
 }
 
@@ -124,6 +124,10 @@ std::string S3Client::name_of(const std::string& key) const {
   return key.empty() ? address_.location : address_.location + "/" + key;
 }
 
+std::string S3Client::extension(std::string_view name) const {
+  return fmt::format("x-{}-{}", is_google(options_) ? "goog" : "amz", name);
+}
+
 HttpRequest S3Client::unsigned_request(const S3Request& request) const {
   HttpRequest http;
   http.method = request.method;
@@ -133,7 +137,7 @@ HttpRequest S3Client::unsigned_request(const S3Request& request) const {
   if (!request.query.empty()) http.url += "?" + request.query;
   http.headers = request.headers;
   http.body = request.body;
-  if (!options_.anonymous) http.headers.push_back("x-amz-content-sha256: " + sha256_hex(request.body));
+  if (!options_.anonymous) http.headers.push_back(extension("content-sha256: ") + sha256_hex(request.body));
   return http;
 }
 
@@ -150,7 +154,8 @@ std::optional<S3Verdict> S3Client::attempt(const HttpRequest& request, std::init
     }
     signed_request.access_key = keys.access_key;
     signed_request.secret_key = keys.secret_key;
-    if (!keys.session_token.empty()) signed_request.headers.push_back("x-amz-security-token: " + keys.session_token);
+    if (!keys.session_token.empty())
+      signed_request.headers.push_back(extension("security-token: ") + keys.session_token);
   }
   answer = http_.perform(signed_request, deadline);
   return judge(answer, expected);

@@ -80,6 +80,9 @@ class S3Client {
   /// their limit.
   HttpAnswer call(const S3Request& request, std::initializer_list<int> expected = {});
 
+  /// Returns the name of a header that S3 adds to HTTP's: "x-amz-meta-a" for "meta-a", at Google "x-goog-meta-a".
+  std::string extension(std::string_view name) const;
+
   /// Returns the name of the object with this key, for errors: "s3://bucket/prefix/key".
   std::string name_of(const std::string& key) const;
 

@@ -20,8 +20,8 @@
 namespace sparsecast {
 namespace {
 
-/// Metadata header that identifies the call that created an object, so that the call can recognise its own object.
-constexpr const char* kCreatorHeader = "x-amz-meta-sparsecast-creator";
+/// Metadata that identify the call that created an object, so that the call can recognise its own object.
+constexpr const char* kCreator = "meta-sparsecast-creator";
 constexpr int kProbeWriters = 3;
 // Bounds of a listing, because the server decides its end: pages, consecutive pages without a new key, and bytes of all
 // keys.
@@ -121,7 +121,7 @@ class S3Store : public ObjectStore {
     S3Request request;
     request.method = "PUT";
     request.key = key;
-    request.headers = {"If-None-Match: *", fmt::format("{}: {}", kCreatorHeader, creator)};
+    request.headers = {condition(), fmt::format("{}: {}", client_.extension(kCreator), creator)};
     request.body = bytes;
     const HttpAnswer answer = client_.call(request, {412, 501});
     if (answer.status == 501) refuse_endpoint();
@@ -134,7 +134,7 @@ class S3Store : public ObjectStore {
     request.key = key;
     const HttpAnswer answer = client_.call(request, {404});
     if (answer.status == 404) return false;
-    const std::string found = answer.header(kCreatorHeader);
+    const std::string found = answer.header(client_.extension(kCreator));
     if (!found.empty()) return found == creator;
     // The object was written by other means, or the server stores no metadata. After a lost reply, equal bytes count as
     // this call's own.
@@ -169,10 +169,16 @@ class S3Store : public ObjectStore {
     }
   }
 
+  /// The header by which an object is only created. Google honours If-None-Match for reads alone.
+  std::string condition() const {
+    return is_google(client_.options()) ? "x-goog-if-generation-match: 0" : "If-None-Match: *";
+  }
+
   [[noreturn]] void refuse_endpoint() const {
-    throw Error(ErrorCode::kUnsupported,
-                "the endpoint does not honour If-None-Match: *, so two publishers could commit the same version",
-                location());
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("the endpoint does not honour {}, so two publishers could commit the same version", condition()),
+        location());
   }
 
   S3Listing list_page(const std::string& prefix, const std::string& token) {
