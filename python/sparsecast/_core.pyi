@@ -7,6 +7,8 @@ from typing import Annotated, Any, overload
 import numpy
 from numpy.typing import NDArray
 
+import sparsecast.stores
+
 
 version: str = '0.1.0'
 
@@ -684,9 +686,9 @@ class LogPublisher:
     Publisher to a delta log: detects and encodes in the thread of the caller; uploads, commits and maintains in threads of its own. One publication is in progress at a time. Not thread-safe.
     """
 
-    def __init__(self, location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, key: str | os.PathLike[str] | None = None, trusted_keys: Sequence[str] = [], mirror: str | os.PathLike[str] = '', merge: bool = True, anchors: bool = True, deadline: float = 120.0, positions: str = 'auto', values: str = 'ulp', objective: str | None = None, block_changes: int = 512, zstd_level: int = 0, threads: int = 1, stream: int = 0, device_timeout: float = 60.0) -> None:
+    def __init__(self, location: str | os.PathLike[str] | sparsecast.stores.Store, table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, key: str | os.PathLike[str] | None = None, trusted_keys: Sequence[str] = [], mirror: str | os.PathLike[str] = '', merge: bool = True, anchors: bool = True, deadline: float = 120.0, positions: str = 'auto', values: str = 'ulp', objective: str | None = None, block_changes: int = 512, zstd_level: int = 0, threads: int = 1, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
-        Continues the existing log at `location` (a directory or s3://bucket/prefix; see create_log). Raises WrongBaseError unless the tensors hold its newest version. `key`: path of a signing key; `trusted_keys`: public keys as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and merged deltas are made. `objective`: what positions='auto' saves: 'size' (the default), 'speed', or the rate of the slowest link, '100Mb/s'. `block_changes`: 4096 for smaller deltas of integer tensors and other positions than 'context', on the host only. CUDA tensors, and `stream` and `device_timeout`: as in Publisher; only frames come to the host.
+        Continues the existing log at `location` (a directory, s3://bucket/prefix or a sparsecast.stores.Store; see create_log). Raises WrongBaseError unless the tensors hold its newest version. `key`: path of a signing key; `trusted_keys`: public keys as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and merged deltas are made. `objective`: what positions='auto' saves: 'size' (the default), 'speed', or the rate of the slowest link, '100Mb/s'. `block_changes`: 4096 for smaller deltas of integer tensors and other positions than 'context', on the host only. CUDA tensors, and `stream` and `device_timeout`: as in Publisher; only frames come to the host.
         """
 
     def publish(self, label: str = '') -> int:
@@ -798,12 +800,12 @@ class LogFollower:
         Whether the tensors are known to be of no version, so that only an anchor helps. For the thread of step() and for `pause`.
         """
 
-def log_head(location: str | os.PathLike[str], trusted_keys: Sequence[str] = [], timeout: float = 120.0) -> int | None:
+def log_head(location: str | os.PathLike[str] | sparsecast.stores.Store, trusted_keys: Sequence[str] = [], timeout: float = 120.0) -> int | None:
     """
     Returns the newest version of the log at `location`; None if there is no log.
     """
 
-def create_log(location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, anchor_path: str | os.PathLike[str], version: int = 0, key: str | os.PathLike[str] | None = None, label: str = '', threads: int = 1, timeout: float = 120.0) -> int:
+def create_log(location: str | os.PathLike[str] | sparsecast.stores.Store, table: TensorTable, tensors: Sequence[Memory], *, anchor_path: str | os.PathLike[str], version: int = 0, key: str | os.PathLike[str] | None = None, label: str = '', threads: int = 1, timeout: float = 120.0) -> int:
     """
     Creates a delta log with the tensors as its first version and anchor. Also writes them to `anchor_path` (a .safetensors file, which can be the mirror of the publisher). Raises UsageError if there is a log already.
     """

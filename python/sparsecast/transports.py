@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from ._core import ControlChannel, MeetingCancellation, meet, mpi_channel
 from .errors import UsageError
+from .stores import Store
 
 #: Type of an argument that is a path.
 AnyPath = str | os.PathLike[str]
@@ -167,16 +168,18 @@ class Met:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """A delta log at ``location``: a directory or ``s3://bucket/prefix`` (docs/delta-log.md).
+    """A delta log at ``location``: a directory, ``s3://bucket/prefix`` or a :class:`sparsecast.stores.Store`
+    (docs/delta-log.md).
 
     For publishers, ``key`` is the path of a signing key, and ``mirror`` a path (``*.safetensors``) on the local disk
     where a checkpoint follows the log; anchors and merged deltas are made from it. For readers, ``trusted_keys`` are
     public keys ("ed25519:..."), and ``state`` is a directory of their own for fetched objects and what they remember.
     ``lease`` is the name of a lease that keeps the objects that the reader needs from being removed (empty: none).
-    ``timeout`` is in seconds. Paths may be any ``os.PathLike``; they are kept as strings.
+    ``timeout`` is in seconds, for a request to a directory or bucket; a ``Store`` has time-outs of its own. Paths may
+    be any ``os.PathLike``; they are kept as strings.
     """
 
-    location: AnyPath
+    location: AnyPath | Store
     key: AnyPath | None = None
     trusted_keys: tuple[str, ...] = ()
     mirror: AnyPath = ""
@@ -185,7 +188,14 @@ class Log:
     timeout: float = 120.0
 
     def __post_init__(self) -> None:
-        keep_paths(self, "location", "key", "mirror", "state")
+        keep_paths(self, "key", "mirror", "state")
+        if not isinstance(self.location, Store):
+            keep_paths(self, "location")
+
+    @property
+    def place(self) -> str:
+        """The location as text, for messages."""
+        return self.location.location if isinstance(self.location, Store) else path_text(self.location)
 
 
 Transport = World | Mpi | Met | Log

@@ -62,6 +62,9 @@ Hash128 hash_from_python(const std::string& text, const char* what);
 /// them has raised. Returns an object that is not valid if there is none, and in threads other than the main one, where
 /// no handlers run.
 nb::object take_interrupt();
+/// Keeps an exception that ended a callback and is no Exception, such as KeyboardInterrupt: the library's call ends
+/// soon and raises it. In threads other than the main one it is reported as unraisable.
+void keep_interrupt(const nb::object& exception);
 
 /// Returns a Python object with a copy of the bytes.
 inline nb::bytes to_python(ConstBytes bytes) { return nb::bytes(bytes.data(), bytes.size()); }

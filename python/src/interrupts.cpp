@@ -63,6 +63,16 @@ nb::object take_interrupt() {
   return raised != nullptr ? nb::steal(std::exchange(raised, nullptr)) : run_handlers();
 }
 
+void keep_interrupt(const nb::object& exception) {
+  if (PyThread_get_thread_ident() != main_thread || raised != nullptr) {
+    PyErr_SetObject(exception.type().ptr(), exception.ptr());
+    nb::python_error().discard_as_unraisable("sparsecast: a store");
+    return;
+  }
+  raised = nb::object(exception).release().ptr();
+  Py_AddPendingCall(&raise_later, nullptr);
+}
+
 void bind_interrupts(nb::module_&) {
   main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
   // In a child the thread that forked is the main one.

@@ -21,6 +21,7 @@
 #include "sparsecast/log_publisher.hpp"
 #include "sparsecast/safetensors.hpp"
 #include "sparsecast/tensor.hpp"
+#include "stores.hpp"
 
 namespace sparsecast::python {
 namespace {
@@ -55,12 +56,12 @@ void write_checkpoint(const TensorTable& table, const std::vector<MutableBytes>&
 
 /// Creates a log with its first version and anchor and returns that version; returns the head version if the log
 /// exists.
-std::uint64_t create_log(const PathText& location, const TensorTable& table, const std::vector<Memory>& memory,
+std::uint64_t create_log(const StoreLocation& location, const TensorTable& table, const std::vector<Memory>& memory,
                          const PathText& anchor_path, std::uint64_t version, const std::optional<PathText>& key,
                          const std::string& label, int threads, double timeout) {
   const std::vector<MutableBytes> tensors = host_tensors(table, memory, false);
   const GilRelease release;
-  LogReader reader(open_object_store(files(), location, milliseconds(timeout)));
+  LogReader reader(location.open(milliseconds(timeout)));
   LogWriterOptions options;
   options.key = signing_key(key);
   options.threads = threads;
@@ -80,14 +81,13 @@ std::uint64_t create_log(const PathText& location, const TensorTable& table, con
 
 class PythonLogPublisher {
  public:
-  PythonLogPublisher(const std::string& location, const TensorTable& table, const DetectorRequest& request,
+  PythonLogPublisher(const StoreLocation& location, const TensorTable& table, const DetectorRequest& request,
                      LogPublisherOptions options, const std::vector<std::string>& trusted, const EncodeOptions& encode)
       : table_(std::make_shared<const TensorTable>(table)), kept_(request.all()) {
     auto detector = make_detector(table_, request);
     const GilRelease release;
-    publisher_ =
-        std::make_unique<LogPublisher>(open_object_store(files(), location, options.deadline), files(),
-                                       trust_of(trusted), table_, std::move(detector), std::move(options), encode);
+    publisher_ = std::make_unique<LogPublisher>(location.open(options.deadline), files(), trust_of(trusted), table_,
+                                                std::move(detector), std::move(options), encode);
   }
   ~PythonLogPublisher() {
     const GilRelease release;
@@ -185,15 +185,15 @@ class PythonEngineRank {
 class PythonLogFollower {
  public:
   /// Makes the follower of an engine of several ranks, for its rank 0, which must outlive it.
-  PythonLogFollower(const std::string& location, const std::string& state_path, PythonEngineRank& rank,
+  PythonLogFollower(const StoreLocation& location, const std::string& state_path, PythonEngineRank& rank,
                     const std::string& scratch, FollowerOptions options, std::chrono::milliseconds timeout)
       : rank_(&rank.get()) {
     const GilRelease release;
-    const std::shared_ptr<ObjectStore> store = open_object_store(files(), location, timeout);
+    const std::shared_ptr<ObjectStore> store = location.open(timeout);
     follower_ = std::make_unique<LogFollower>(store, files(), state_path, make_engine_target(rank.get(), scratch),
                                               std::move(options));
   }
-  PythonLogFollower(const std::string& location, const std::string& state_path, const TensorTable& table,
+  PythonLogFollower(const StoreLocation& location, const std::string& state_path, const TensorTable& table,
                     const std::vector<Memory>& memory, const std::string& scratch, const SubscriberOptions& subscribing,
                     FollowerOptions options, std::chrono::milliseconds timeout, nb::object pause, std::uintptr_t stream,
                     double device_timeout)
@@ -201,11 +201,11 @@ class PythonLogFollower {
     std::vector<TensorRef> live = tensors_for(*table_, memory, true, "tensor");
     const DeviceOptions device = device_options(device_of(live), stream, device_timeout);
     const GilRelease release;
-    const std::shared_ptr<ObjectStore> store = open_object_store(files(), location, timeout);
+    const std::shared_ptr<ObjectStore> store = location.open(timeout);
     SubscriberOptions of_log = subscribing;
     LogReader reader(store, options.trust);
     const std::optional<LogCommit> head = reader.head();
-    if (!head) throw Error(ErrorCode::kIncomplete, "there is no log here yet", location);
+    if (!head) throw Error(ErrorCode::kIncomplete, "there is no log here yet", location.text());
     of_log.stream = head->stream;
     subscriber_ = std::make_unique<Subscriber>(table_, live, of_log, device);
     follower_ = std::make_unique<LogFollower>(
@@ -269,7 +269,7 @@ void bind_publisher(nb::module_& m) {
       " threads of its own. One publication is in progress at a time. Not thread-safe.")
       .def(
           "__init__",
-          [](PythonLogPublisher* self, const PathText& location, const TensorTable& table,
+          [](PythonLogPublisher* self, const StoreLocation& location, const TensorTable& table,
              const std::vector<Memory>& tensors, const std::string& detector,
              const std::optional<std::vector<std::optional<Memory>>>& masters, const std::optional<PathText>& key,
              const std::vector<std::string>& trusted_keys, const PathText& mirror, bool merge, bool anchors,
@@ -294,7 +294,8 @@ void bind_publisher(nb::module_& m) {
           nb::arg("anchors") = true, nb::arg("deadline") = 120.0, nb::arg("positions") = "auto",
           nb::arg("values") = "ulp", nb::arg("objective") = nb::none(), nb::arg("block_changes") = kBlockChanges,
           nb::arg("zstd_level") = 0, nb::arg("threads") = 1, nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
-          "Continues the existing log at `location` (a directory or s3://bucket/prefix; see create_log). Raises "
+          "Continues the existing log at `location` (a directory, s3://bucket/prefix or a "
+          "sparsecast.stores.Store; see create_log). Raises "
           "WrongBaseError unless the tensors hold its newest version. `key`: path of a signing key; "
           "`trusted_keys`: public keys as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and "
           "merged deltas are made. `objective`: what positions='auto' saves: 'size' (the default), 'speed', or the "
@@ -371,7 +372,7 @@ void bind_follower(nb::module_& m) {
                                 "Live tensors that follow a delta log. Not thread-safe, except stop().")
       .def(
           "__init__",
-          [](PythonLogFollower* self, const PathText& location, const TensorTable& table,
+          [](PythonLogFollower* self, const StoreLocation& location, const TensorTable& table,
              const std::vector<Memory>& tensors, const PathText& state_path, const PathText& scratch,
              const std::vector<std::string>& trusted_keys, const std::string& lease, double max_age,
              bool allow_rollback, int threads, std::uint32_t audit_versions, double audit_time, nb::object pause,
@@ -395,7 +396,7 @@ void bind_follower(nb::module_& m) {
           "IncompleteError if there is no log yet.")
       .def(
           "__init__",
-          [](PythonLogFollower* self, const PathText& location, PythonEngineRank& rank, const PathText& state_path,
+          [](PythonLogFollower* self, const StoreLocation& location, PythonEngineRank& rank, const PathText& state_path,
              const PathText& scratch, const std::vector<std::string>& trusted_keys, const std::string& lease,
              double max_age, bool allow_rollback, double timeout) {
             new (self) PythonLogFollower(location, state_path, rank, scratch,
@@ -459,16 +460,17 @@ void bind_engine_rank(nb::module_& m) {
 
 void bind_logs(nb::module_& m) {
   m.attr("has_log") = true;
+  end_stores_with_the_program();
   bind_publication(m);
   bind_publisher(m);
   bind_engine_rank(m);
   bind_follower(m);
   m.def(
       "log_head",
-      [](const PathText& location, const std::vector<std::string>& trusted_keys,
+      [](const StoreLocation& location, const std::vector<std::string>& trusted_keys,
          double timeout) -> std::optional<std::uint64_t> {
         const GilRelease release;
-        LogReader reader(open_object_store(files(), location, milliseconds(timeout)), trust_of(trusted_keys));
+        LogReader reader(location.open(milliseconds(timeout)), trust_of(trusted_keys));
         const std::optional<LogCommit> head = reader.head();
         return head ? std::optional(head->version) : std::nullopt;
       },

@@ -80,7 +80,7 @@ class AdapterFollower:
         if self._patiently(self._server.endpoint.name, self._restore) is None:
             return updates
         for stream in self._streams:
-            updates += self._patiently(path_text(stream.log.location), functools.partial(self._advance, stream)) or []
+            updates += self._patiently(stream.log.place, functools.partial(self._advance, stream)) or []
         return updates
 
     def run(self, stop: threading.Event, interval: float, report: Callable[[AdapterUpdate], None]) -> None:
@@ -105,7 +105,7 @@ class AdapterFollower:
             if not pathlib.Path(stream.description).exists():
                 raise IncompleteError("there is no description yet", path_text(stream.description))
             if _core.log_head(stream.log.location, list(stream.log.trusted_keys), stream.log.timeout) is None:
-                raise IncompleteError("there is no log here yet", path_text(stream.log.location))
+                raise IncompleteError("there is no log here yet", stream.log.place)
             spec = AdapterSpec.load(stream.description)
             state = self._directory / ".seen" / spec.name
             state.mkdir(parents=True, exist_ok=True)
