@@ -155,7 +155,7 @@ def start_rank(
         local_rank=tp_rank,
         distributed_init_method=f"tcp://127.0.0.1:{port}",
         backend=backend,
-        timeout=60,
+        timeout=300,
     )
     parallel_state.initialize_model_parallel(backend=backend)
 

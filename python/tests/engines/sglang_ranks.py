@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,15 +14,10 @@ from typing import Any
 
 import torch
 from fork_server import forks_of
+from sparsecast_ports import held_port
 
-DEADLINE = 120.0
+DEADLINE = 300.0
 """Seconds after which a test gives up; nothing is measured by it."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # -- in a rank's process -----------------------------------------------------------------------------------------
@@ -273,7 +267,8 @@ class Engine:
         self.size = size
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
-        port = free_port()
+        self._port = held_port()  # For the rendezvous, which begins when the ranks have imported and configured SGLang.
+        port = self._port.getsockname()[1]
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -312,6 +307,7 @@ class Engine:
             process.join(10)
             if process.is_alive():
                 process.kill()
+        self._port.close()
 
 
 class Trainer:
@@ -325,7 +321,8 @@ class Trainer:
         from sparsecast.buffers import dtype_name
 
         self.tensors = dict(tensors)
-        self.port = free_port()
+        self._port = held_port()  # For a meeting that begins whenever the test wants it.
+        self.port = self._port.getsockname()[1]
         self.secret = "a secret of this test"
         sent = {name: low_bit.as_sent(name, t) if pairs else (dtype_name(t.dtype), t) for name, t in tensors.items()}
         self.table = [(name, dtype, tuple(t.shape)) for name, (dtype, t) in sent.items()]

@@ -20,8 +20,8 @@ import sglang_adapters
 import sglang_engine
 from adapter_files import step
 from fork_server import forks_of
-from sglang_ranks import Engine
-from sparsecast_ports import free_port
+from sglang_ranks import DEADLINE, Engine
+from sparsecast_ports import held_port
 
 from sparsecast import errors
 from sparsecast.adapters import AdapterReceiver, SglangEngine
@@ -32,8 +32,11 @@ def test_every_version_is_that_of_a_fresh_load_and_what_is_refused_changes_nothi
     model = tmp_path / "model"
     tensors = sglang_engine.canonical_tensors(sglang_engine.QWEN2, seed=7)
     sglang_engine.write_checkpoint(model, sglang_engine.QWEN2, tensors)
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=forks_of("sglang_preload")) as pool:
-        found = pool.submit(sglang_adapters.run, model, tmp_path, free_port()).result(240)
+    with (
+        held_port() as port,
+        concurrent.futures.ProcessPoolExecutor(1, mp_context=forks_of("sglang_preload")) as pool,
+    ):
+        found = pool.submit(sglang_adapters.run, model, tmp_path, port.getsockname()[1]).result(DEADLINE)
     assert found["wrong"] == [] and found["moved"] == [] and found["base_untouched"]
     assert found["served"] == ["code"]
     assert "adapter 'wide': SGLang refuses it" in found["refused"] and "rank 16" in found["refused"]

@@ -13,7 +13,7 @@ import pytest
 if importlib.util.find_spec("sglang") is None:  # Only the ranks' processes import it.
     pytest.skip("needs sglang", allow_module_level=True)
 import sglang_engine
-from sglang_ranks import Engine, Trainer
+from sglang_ranks import DEADLINE, Engine, Trainer
 from test_sglang_updates import change, group_body, join, phase, update, wait_staged
 
 LEAVE = {"group_name": "sparsecast"}
@@ -94,7 +94,7 @@ def test_another_secret_is_not_let_in(engine: Engine, trainer: Trainer) -> None:
     success, message = engine.post("/init_weights_update_group", group_body(trainer, secret="0" * 32, timeout=5))
     assert not success
     assert message.endswith(("[unauthenticated]", "[timeout]"))
-    assert regrouped.exception(120) is not None
+    assert regrouped.exception(DEADLINE) is not None
 
 
 def test_a_trainer_that_does_not_come_ends_in_an_error_at_the_deadline(engine: Engine, trainer: Trainer) -> None:
@@ -150,7 +150,7 @@ def test_a_staged_update_that_is_cancelled_leaves_the_version_before(engine: Eng
     success, message = phase(engine, "cancel")
     assert success
     assert '"state": "broken"' in message
-    assert synced.exception(120) is not None
+    assert synced.exception(DEADLINE) is not None
     assert engine.call("differences", tmp_path / "v1") == [[], []]
 
     success, message = join(engine, behind, generation=2)

@@ -12,3 +12,13 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def held_port() -> socket.socket:
+    """A socket that holds a port, its `getsockname()[1]`, until it is closed: the system gives the port to nobody who
+    asks for any, while a listener that is told of it, and allows addresses to be used again, gets it.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+_ENDING_SECONDS = 60.0  # For a thread that has said how it ends, on a machine that has much else to do.
+
+
 class _RankState(NamedTuple):
     """What one rank holds, for the other ranks: `state`, `version` and `in_doubt` are those of its `Receiver`."""
 
@@ -130,7 +133,9 @@ class SglangEnd:
         """
         receiver = self._joined()
         pending = receiver.state == "receiving"
-        raise_if_any_failed(None if pending else _failure_of(lambda: receiver.wait_staged(1.0)), self._group)
+        raise_if_any_failed(
+            None if pending else _failure_of(lambda: receiver.wait_staged(_ENDING_SECONDS)), self._group
+        )
         return not is_so_anywhere(pending, self._group)
 
     def apply(self, timeout: float) -> Receipt:
