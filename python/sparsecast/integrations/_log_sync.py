@@ -35,6 +35,7 @@ class LogOptions:
     durable     a send returns when the version is durable, and the servers that are named serve it. Otherwise it
                 returns when the changes are encoded; the next send, or the end, waits for the rest and raises its
                 error.
+    positions   as for `sparsecast.torch.Publisher`: "packed" where servers of several workers follow.
     wire_dtype  dtype of the weights in the log, or a function of (name, tensor). By default bf16 for fp32 tensors.
     rename      names in the log, where they differ: a dict or a function; None leaves a tensor out.
     wait        seconds to wait for the named servers to come up.
@@ -45,6 +46,7 @@ class LogOptions:
 
     log: AnyPath | Log
     durable: bool = True
+    positions: str = "auto"
     wire_dtype: WireDtype | None = None
     rename: Rename | None = None
     wait: float = 240.0
@@ -172,13 +174,14 @@ class LogSync:
             own = pathlib.Path(self._scratch.name)
             log = replace(log, mirror=log.mirror or own / "mirror.safetensors", state=log.state or own / "state")
         tensors = self._weights.tensors
+        positions = self._options.positions
         if _core.log_head(log.location, list(log.trusted_keys), log.timeout) is None:
-            return Publisher(tensors.items(), transport=log)
+            return Publisher(tensors.items(), transport=log, positions=positions)
         # A publisher begins with what the log holds; the next version is the way from there to these weights.
         now = {name: tensor.clone() for name, tensor in tensors.items()}
         try:
             Subscriber(tensors.items(), transport=log).update()
-            return Publisher(tensors.items(), transport=log)
+            return Publisher(tensors.items(), transport=log, positions=positions)
         finally:
             for name, tensor in now.items():
                 tensors[name].copy_(tensor)

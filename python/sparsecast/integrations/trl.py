@@ -75,7 +75,8 @@ class WeightTransfer:
               number of each version, which they have to serve.
     log       directory or "s3://bucket/prefix" of a delta log that servers follow, or a `sparsecast.torch.Log`.
     options   the fields of `SyncOptions`: host, port, channels, policy, wire_dtype, rename, may_miss, first, wait,
-              on_report. With `log` those of `LogOptions`: durable, wire_dtype, rename, wait, on_report.
+              on_report. With `log` those of `LogOptions`: durable, positions, wire_dtype, rename,
+              wait, on_report.
 
     The control plane, or the server that follows, pauses generation itself, once the update lies there and only has to
     be applied: `pause` and `resume` do nothing, and generation goes on while TRL gathers and sends.
@@ -173,6 +174,7 @@ def enable(
     *,
     log: AnyPath | Log = "",
     durable: bool = True,
+    positions: str = "auto",
     also: Sequence[str | Endpoint] = (),
     adapter: ServedAdapter | None = None,
     host: str = "",
@@ -186,14 +188,15 @@ def enable(
 ) -> Enabled:
     """Makes trainers that sync to a vLLM server (`vllm_mode="server"`: GRPO, RLOO, ...) do so by sparsecast.
 
-    log      directory or "s3://bucket/prefix" of a delta log, or a `sparsecast.torch.Log`: weights go there, and the
-             server that generates is told the number of each version. Any other server may follow the log, too.
-    durable  with `log`: a sync returns when the version is durable and the servers that are told serve it. Otherwise
-             it returns when the changes are encoded, and the next sync waits for the rest and raises its error.
-    also     more servers that get the weights, or with `log` the number, beside the one that generates (a judge, SGLang
-             servers).
-    adapter  sends the trainer's adapter (PEFT) as it is to servers with `--enable-lora`, and generates with it; base
-             weights are neither merged nor sent. It has options of its own, and none of the others hold.
+    log        directory or "s3://bucket/prefix" of a delta log, or a `sparsecast.torch.Log`: weights go there, and the
+               server that generates is told the number of each version. Any other server may follow the log, too.
+    durable    with `log`: a sync returns when the version is durable and the servers that are told serve it. Otherwise
+               it returns when the changes are encoded, and the next sync waits for the rest and raises its error.
+    positions  with `log`: "packed" where servers of several workers follow (docs/delta-log.md).
+    also       more servers that get the weights, or with `log` the number, beside the one that generates (a judge,
+               SGLang servers).
+    adapter    sends the trainer's adapter (PEFT) as it is to servers with `--enable-lora`, and generates with it; base
+               weights are neither merged nor sent. It has options of its own, and none of the others hold.
 
     The other arguments are those of `SyncOptions`; with `log` only wire_dtype, rename and on_report hold, as in
     `LogOptions`. Ranks meet at the trainer's `vllm_group_port`, and the trainer waits for its server as long as
@@ -213,14 +216,16 @@ def enable(
         of_group["policy"] = policy
     of_both: dict[str, Any] = {"wire_dtype": wire_dtype, "rename": rename, "on_report": on_report}
     options: SyncOptions | LogOptions = SyncOptions(**of_group, **of_both)
-    if adapter is not None and (log or not durable or options != SyncOptions()):
+    of_log = {"durable": durable, "positions": positions}
+    is_of_log = of_log != {"durable": True, "positions": "auto"}
+    if adapter is not None and (log or is_of_log or options != SyncOptions()):
         raise UsageError("with adapter= only also= holds: ServedAdapter has its own options")
     if log:
         if SyncOptions(**of_group) != SyncOptions():
             raise UsageError("with log= servers follow by themselves: host, channels, policy, may_miss and first go")
-        options = LogOptions(log=log, durable=durable, wait=0.0, **of_both)
-    elif not durable:
-        raise UsageError("durable=False is for weights that go to a log: say log=, or leave it out")
+        options = LogOptions(log=log, durable=durable, positions=positions, wait=0.0, **of_both)
+    elif is_of_log:
+        raise UsageError("durable= and positions= are for weights that go to a log: say log=, or leave them out")
     _enabled = Enabled(options, also, adapter)
     return _enabled
 

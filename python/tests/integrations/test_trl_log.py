@@ -252,7 +252,7 @@ def test_servers_that_follow_no_log_and_options_without_a_meaning_are_refused(
         WeightTransfer(log=log, policy=SyncPolicy())
     for options, words in (
         ({"log": log, "first": "seed"}, "with log= servers follow by themselves"),
-        ({"durable": False}, "durable=False is for weights that go to a log"),
+        ({"durable": False}, "durable= and positions= are for weights that go to a log"),
     ):
         with pytest.raises(Error, match=words):
             enable(**options)
