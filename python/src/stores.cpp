@@ -6,6 +6,7 @@
 #include "stores.hpp"
 
 #include <fmt/format.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -33,10 +34,10 @@ struct Calls {
   bool over = false;
 };
 
-Calls& calls() {
-  static auto* const all = new Calls;  // Threads may use it after static objects are gone.
-  return *all;
-}
+/// Never destroyed: threads may use it after static objects are gone.
+Calls* all_calls = new Calls;
+
+Calls& calls() { return *all_calls; }
 
 void end_calls() {
   const GilRelease release;
@@ -304,7 +305,11 @@ bool is_store(nb::handle object) noexcept {
   }
 }
 
-void end_stores_with_the_program() { nb::module_::import_("atexit").attr("register")(nb::cpp_function(&end_calls)); }
+void end_stores_with_the_program() {
+  // The threads that make calls are not in a child.
+  pthread_atfork(nullptr, nullptr, [] { all_calls = new Calls; });
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(&end_calls));
+}
 
 }  // namespace sparsecast::python
 #endif
