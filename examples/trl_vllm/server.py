@@ -19,42 +19,77 @@ PATIENCE_SECONDS = float(os.environ.get("SERVER_SECONDS", "300"))
 """Longest time for the server's start: minutes on few cores."""
 
 
+class Server:
+    """A server on `port` of this machine, started in the background. `log` has what it prints.
+
+    follows  location of a delta log that it follows by itself; without, it takes weights from a trainer.
+    state    directory for what it remembers of that log.
+    """
+
+    def __init__(
+        self, model: pathlib.Path, port: int, log: pathlib.Path, follows: str = "", state: pathlib.Path | str = ""
+    ) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = log
+        if follows:
+            variables = {"SPARSECAST_FOLLOW": follows, "SPARSECAST_FOLLOW_STATE": str(state)}
+            variables["SPARSECAST_FOLLOW_INTERVAL"] = "0.2"
+            flags = []
+        else:
+            variables = {"VLLM_SERVER_DEV_MODE": "1"}  # opens the routes for weights
+            flags = ["--weight-transfer-config", '{"backend": "sparsecast"}']
+            flags += ["--worker-extension-cls", "sparsecast.engines.vllm.WorkerExtension"]
+        environment = {
+            **os.environ,
+            **variables,
+            "VLLM_PLUGINS": "sparsecast",  # with it the server also resumes by itself if the trainer dies in a pause
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            # By itself vLLM binds the worker of every server to the same core.
+            "VLLM_CPU_OMP_THREADS_BIND": str(sorted(os.sched_getaffinity(0))[port % len(os.sched_getaffinity(0))]),
+            "OMP_NUM_THREADS": "1",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",  # with AVX-512, vLLM packs weights into layouts that cannot be patched
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        command = [
+            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
+            *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--enforce-eager"),
+            *("--max-model-len", "64", "--max-num-seqs", "128", "--logprobs-mode", "processed_logprobs"),
+            *flags,
+        ]
+        with log.open("a") as output:
+            self._process = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def wait(self) -> Server:
+        """Returns once it answers."""
+        _wait(self._process, self.url, self._log)
+        return self
+
+    def end(self) -> None:
+        """Ends it and its workers."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(20)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kills it and its workers."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
 @contextlib.contextmanager
 def serving(model: pathlib.Path, port: int, log: pathlib.Path) -> Iterator[str]:
-    """Starts a server, yields its URL once it answers, and ends it and its workers. `log` has what it prints."""
-    environment = {
-        **os.environ,
-        "VLLM_SERVER_DEV_MODE": "1",  # opens the routes for weights
-        "VLLM_PLUGINS": "sparsecast",  # with it the server resumes by itself if the trainer dies in a pause
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "OMP_NUM_THREADS": "1",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",  # with AVX-512, vLLM packs weights into layouts that cannot be patched
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--enforce-eager"),
-        *("--max-model-len", "64", "--max-num-seqs", "128", "--logprobs-mode", "processed_logprobs"),
-        *("--weight-transfer-config", '{"backend": "sparsecast"}'),
-        *("--worker-extension-cls", "sparsecast.engines.vllm.WorkerExtension"),
-    ]
-    url = f"http://127.0.0.1:{port}"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    """Starts a server that takes weights, yields its URL once it answers, and ends it."""
+    server = Server(model, port, log)
     try:
-        _wait(process, url, log)
-        yield url
+        yield server.wait().url
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # workers that are left
-        process.wait()
+        server.end()
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: pathlib.Path) -> None:
