@@ -155,11 +155,13 @@ class LogFollowing:
         self._cache_reset = await self._engine.reset_cache(self._settings.pause)
 
     async def _pause(self) -> None:
-        """Pauses generation, unless somebody has; a pause of somebody else is not ended here."""
-        if self._paused_at is None and not await self._engine.is_paused():
+        """Pauses generation, unless it is; a pause of somebody else is not ended here, and one that somebody else has
+        ended begins again.
+        """
+        if not await self._engine.is_paused():
             begin = time.monotonic()
             await self._engine.pause(self._settings.pause)
-            self._paused_at = begin
+            self._paused_at = self._paused_at or begin
 
     async def _name(self) -> None:
         """Has the server name the version that all replicas hold; rank 0 of each knows it."""

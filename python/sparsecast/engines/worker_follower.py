@@ -123,26 +123,24 @@ def receiver_of(
     traced: TracedLoader,
     recomputations: list[Recomputation],
     files: Callable[[], Iterable[tuple[str, torch.Tensor]]],
-    group: ProcessGroup,
     *,
     interval: float,
     guard: Callable[[], None],
+    group: ProcessGroup | None = None,
 ) -> LogReceiver:
     """Returns the receiver of a worker's model, which holds what `files` have. Collective over `group`, the workers of
-    the engine.
+    the engine; None: it has one.
 
     `traced` and `recomputations` are those of `trace_for_log`, `interval` and `guard` those of `LogReceiver`. Raises
     DeadlineError if the workers do not meet within `log.timeout`.
     """
-    import torch.distributed as dist
-
     from sparsecast import TensorTable, describe
     from sparsecast.engines.follow_ranks import followed_part
     from sparsecast.engines.log_receiver import LogReceiver, Ranks
     from sparsecast.engines.trace.whole import whole_tensors
 
     ranks: Ranks | None = None
-    if dist.get_world_size(group) == 1:
+    if group is None:
         whole, unused = whole_tensors(traced)
         table = [spec for spec, _ in whole]
         tensors = [describe(tensor, dtype=dtype) for (_, dtype, _), tensor in whole]

@@ -194,6 +194,12 @@ class RankProcess:
 
         return getattr(sglang_adapters, action)(self.worker, *values)
 
+    def following(self, action: str, *values: Any) -> Any:
+        """Runs a function of sglang_follow over this rank."""
+        import sglang_follow
+
+        return getattr(sglang_follow, action)(self, *values)
+
     def next_apply_leaves_half_written_weights(self) -> None:
         from sparsecast.engines.sglang.plugin import end_of
         from sparsecast.errors import DirtyError

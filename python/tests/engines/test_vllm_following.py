@@ -130,6 +130,8 @@ def test_weights_of_no_version_keep_the_server_paused_until_a_version_repairs_th
         await until(lambda: following.status()["error"] == "no memory left")
         await asyncio.sleep(0.1)
         assert engine.paused and following.status()["paused"] and "resume" not in engine.calls
+        await engine.resume_generation()  # By somebody who does not know.
+        await until(lambda: engine.paused)
         engine.after_apply = {"state": "ready", "version": 3, "is_whole": True, "error": ""}
         engine.worker["state"] = "staged"
         await until(lambda: following.status()["served"] == 3)

@@ -26,14 +26,19 @@ def probe(server: LiveServer, replica: int | None = None) -> str:
 
 
 def reload(server: LiveServer, checkpoint: Path) -> None:
-    """Loads a checkpoint by vLLM's own loader, in all replicas."""
+    """Loads a checkpoint by the engine's own loader, in all replicas."""
+    if server.kind == "sglang":
+        where = {"model_path": str(checkpoint), "load_format": None}
+        assert server.post("/update_weights_from_disk", where, 120)["success"]
+        server.post("/flush_cache")
+        return
     body = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}}
     server.post("/collective_rpc", body, 120)
     server.post("/reset_prefix_cache")
 
 
 class Load:
-    """Streams completions from vLLM servers, `in_flight` at a time. `failures` are sentences; `reasons` count ends."""
+    """Streams completions from servers, `in_flight` at a time. `failures` are sentences; `reasons` count ends."""
 
     def __init__(self, servers: list[LiveServer], in_flight: int) -> None:
         self.requests = self.tokens = 0

@@ -61,7 +61,7 @@ class LiveServer:
     plugged  with sparsecast's backend, worker extension and endpoints; else a stock server.
     ranks    workers, of which a vLLM makes parts as `cut` says: "tensor", "pipeline" or "data"; a SGLang as `flags` say.
     packages directories before all others on the server's PYTHONPATH.
-    follows  location of a delta log that a vLLM follows by itself, without backend, worker extension and development mode.
+    follows  location of a delta log that it follows by itself: a vLLM without backend, worker extension, development mode.
     """
 
     def __init__(
@@ -129,6 +129,7 @@ class LiveServer:
         cores = "|".join("01"[rank % 2] for rank in range(self.ranks))
         return {
             **{"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "sparsecast" if plugged else "none"},
+            **({"SPARSECAST_FOLLOW": self._follows} if self._follows else {}),
             **({"SGLANG_CPU_OMP_THREADS_BIND": cores} if self.ranks > 1 else {}),
         }
 

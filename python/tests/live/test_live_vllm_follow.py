@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,85 +14,18 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM for CPUs is not installed here", allow_module_level=True)
 
 import httpx
-import torch
-import transformers
 from conftest import Start
+from live_follow import Follower, Scene
 from live_load import Load, probe, reload
-from live_servers import LiveServer
-
-from sparsecast.torch import Publisher
-from sparsecast.transports import Log
 
 IN_FLIGHT = 4
-SECONDS = 60.0
-
-
-class Follower:
-    """A trainer that publishes to a directory, and a server that follows it."""
-
-    def __init__(self, start: Start, model: Path, work: Path, positions: str = "auto") -> None:
-        self.start, self.model, self.work = start, model, work
-        self.trainer = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        log = Log(work / "log", mirror=work / "mirror.safetensors")
-        self.publisher = Publisher(self.trainer, transport=log, wire_dtype=torch.bfloat16, positions=positions)
-        self.server: LiveServer
-
-    def follow(self, *, port: int = 0, ranks: int = 1, cut: str = "tensor", **variables: str) -> LiveServer:
-        state = {"SPARSECAST_FOLLOW_STATE": str(self.work / "state"), "SPARSECAST_FOLLOW_INTERVAL": "0.2"}
-        log = str(self.work / "log")
-        return self.start(self.model, port=port, ranks=ranks, cut=cut, follows=log, variables={**state, **variables})
-
-    def publish(self) -> int:
-        with torch.no_grad():
-            for parameter in self.trainer.parameters():
-                parameter.view(-1)[self.publisher.version % 7 :: 50] *= 1.25
-        return self.publisher.publish().version
-
-    def status(self) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.get(self.server.url + "/sparsecast/follow", timeout=60).json()
-        return answer
-
-    def reach(self, version: int, timeout: float = SECONDS) -> httpx.Response:
-        body = {"at_least": version, "timeout": timeout}
-        return httpx.post(self.server.url + "/sparsecast/version", json=body, timeout=timeout + 30)
-
-    def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        end = time.monotonic() + SECONDS
-        while not holds(status := self.status()):
-            assert time.monotonic() < end, f"{json.dumps(status, indent=1)}\n{self.server.log()}"
-            time.sleep(0.05)
-        return status
-
-    def save(self) -> Path:
-        """Saves the trainer's weights as a checkpoint."""
-        directory = self.work / f"checkpoint-{self.publisher.version}"
-        state = {name: tensor.to(torch.bfloat16) for name, tensor in self.trainer.state_dict().items()}
-        self.trainer.save_pretrained(directory, state_dict=state)
-        (directory / "config.json").write_text((self.model / "config.json").read_text())
-        return directory
-
-
-class Scene(Follower):
-    """A server that takes versions when it is told to, and a stock server that loads checkpoints."""
-
-    def __init__(self, start: Start, model: Path, work: Path) -> None:
-        super().__init__(start, model, work)
-        self.server = self.follow(SPARSECAST_FOLLOW_AT="told", SPARSECAST_FOLLOW_PAUSE="retract")
-        self.stock = start(model, plugged=False)
-        self.server.wait()
-        self.stock.wait()
-
-    def expected(self) -> str:
-        """The logprobs of the trainer's weights, saved as a checkpoint and loaded by the stock server itself."""
-        reload(self.stock, self.save())
-        return probe(self.stock)
 
 
 @pytest.fixture(scope="module")
 def scene(start: Start, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     made = Scene(start, model, tmp_path_factory.mktemp("scene"))
     yield made
-    made.publisher.close()
+    made.close()
 
 
 def test_a_server_that_is_told_stages_a_version_and_takes_it_when_it_is_asked_for(scene: Scene) -> None:
@@ -167,5 +98,5 @@ def test_two_workers_hold_their_parts_of_a_version_or_both_the_version_before(
         reload(scene.server, scene.save())
         assert probe(scene.server) == now
     finally:
-        scene.publisher.close()
+        scene.close()
         scene.server.kill()

@@ -32,13 +32,35 @@ DEFERRED = "deferred"
 answer.
 """
 
-PhaseName = Literal["receive", "staged", "apply", "cancel", "status", "audit", "lease", "held", "expire", "result"]
+FollowPhase = Literal["follow", "follow_status", "follow_apply"]
+FOLLOW_PHASES = get_args(FollowPhase)
+"""Steps in which the HTTP process of a server that follows a log leads its schedulers; nobody else may ask for them."""
+
+PhaseName = Literal[
+    "receive", "staged", "apply", "cancel", "status", "audit", "lease", "held", "expire", "result", FollowPhase
+]
 _PHASES = get_args(PhaseName)
 Proof = Literal["checkpoint", "trust"]
 
 
-@dataclass(frozen=True)
-class GroupInfo:
+@dataclass(frozen=True, kw_only=True)
+class TraceRequest:
+    """What the map of a model is to cover."""
+
+    tensors: tuple[CanonicalTensor, ...] | None = None
+    """Tensor table of the trainer or the log; None means the table of the checkpoint that the server was started from."""
+    ties: frozenset[frozenset[str]] = frozenset()
+    """Pairs of names that are one tensor in the trainer's model."""
+    may_miss: tuple[str, ...] = ()
+    """Patterns (fnmatch) of names of SGLang's parameters that the trainer does not have."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """Mode ("in_place", "shadow", "nan_masked", "dense") by pattern (fnmatch) of the names of the trainer's tensors;
+    the trace of the loader chooses for other names: docs/engines.md, "Modes".
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupInfo(TraceRequest):
     """How an engine meets a trainer: the JSON object in `group_name` of `/init_weights_update_group`."""
 
     secret: str = field(repr=False)
@@ -66,16 +88,6 @@ class GroupInfo:
     needs_anchor: bool = False
     """Whether the engine's memory holds no usable weights (dummy weights, released memory): then the trainer sends all
     weights.
-    """
-    tensors: tuple[CanonicalTensor, ...] | None = None
-    """Tensor table of the trainer; None means the table of the checkpoint that the server was started from."""
-    ties: frozenset[frozenset[str]] = frozenset()
-    """Pairs of names that are one tensor in the trainer's model."""
-    may_miss: tuple[str, ...] = ()
-    """Patterns (fnmatch) of names of SGLang's parameters that the trainer does not have."""
-    modes: Mapping[str, str] = field(default_factory=dict)
-    """Mode ("in_place", "shadow", "nan_masked", "dense") by pattern (fnmatch) of the names of the trainer's tensors;
-    the trace of the loader chooses for other names: docs/engines.md, "Modes".
     """
     entry_bytes: int | None = None
     """Most bytes of each rank's device memory that hold decoded changes between staging and apply; None means a

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sparsecast.engines.follow_settings import VARIABLE, FollowSettings
 from sparsecast.engines.request_versions import is_wanted
 from sparsecast.engines.sglang import messages, server, stages
-from sparsecast.errors import DirtyError, Error
+from sparsecast.errors import DirtyError, Error, UsageError
 
 if TYPE_CHECKING:
     from sparsecast.engines.sglang.engine import SglangEnd
@@ -43,6 +45,7 @@ def register() -> None:
         (f"{_TOKENIZER}.check_weights", server.check_weights, HookType.AROUND),
         (f"{_STATE}.get_internal_state", add_status, HookType.AFTER),
         *([(f"{_SERVER}.set_global_state", server.add_request_versions, HookType.AFTER)] if is_wanted() else []),
+        *([(f"{_SERVER}.set_global_state", lead, HookType.AFTER)] if os.environ.get(VARIABLE) else []),
     ):
         if all(hook is not known for _, known, _ in HookRegistry._hooks.get(target, ())):
             HookRegistry.register(target, hook, kind)
@@ -61,6 +64,15 @@ def end_of(model_runner: Any, cpu_group: Any = None) -> SglangEnd | None:
     return end
 
 
+def settings_of_server() -> FollowSettings | None:
+    """Returns which log the server of this process follows; None if it is to follow none. Raises UsageError naming a
+    variable that is wrong.
+    """
+    from sglang.srt.runtime_context import get_serving
+
+    return FollowSettings.from_environment(os.environ, f"{get_serving().host}-{get_serving().port}")
+
+
 # -- in the scheduler's process ----------------------------------------------------------------------------------
 
 
@@ -73,6 +85,11 @@ def init_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
     from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqOutput
 
     def join() -> str:
+        if os.environ.get(VARIABLE):
+            raise UsageError(
+                f"{VARIABLE}: a server takes its weights from a log or from a trainer, not from both; start SGLang "
+                "without this variable, or leave it to the log"
+            )
         info = messages.parse_group(request.group_name)
         offset = request.rank_offset
         replica, replicas, ranks = _replica()
@@ -112,17 +129,21 @@ def check_weights(original: Callable[..., Any], manager: Any, request: Any) -> A
         return original(manager, request)
     from sglang.srt.managers.io_struct import CheckWeightsReqOutput
 
-    if _is_result(request.action):
+    name = _phase_name(request.action)
+    if name == "result":
         success, message = stages.result(manager.scheduler)
+        return CheckWeightsReqOutput(success=success, message=message)
+    if name in messages.FOLLOW_PHASES:  # They need no other rank, and so no pass in which all stages meet.
+        success, message = _outcome(lambda: _run_follow_phase(manager, name))
         return CheckWeightsReqOutput(success=success, message=message)
     return _answer(manager, CheckWeightsReqOutput, lambda: _run_phase(manager, messages.parse_phase(request.action)))
 
 
-def _is_result(action: str) -> bool:
+def _phase_name(action: str) -> str:
     try:
-        return messages.parse_phase(action).phase == "result"
+        return messages.parse_phase(action).phase
     except Error:
-        return False
+        return ""  # The answer to the message says what is wrong.
 
 
 def _replica() -> tuple[int, int, int]:
@@ -164,6 +185,21 @@ def _run_phase(manager: Any, phase: messages.Phase) -> str:
     elif phase.phase == "audit":
         end.audit()
     return json.dumps(end.status())
+
+
+def _run_follow_phase(manager: Any, name: str) -> str:
+    from sparsecast.engines.sglang.follow_worker import follow
+
+    replica, _, workers = _replica()
+    follower = follow(manager.tp_worker.model_runner, settings_of_server(), replica, workers)
+    if name == "follow_apply":
+        follower.apply(0.0)
+    status = follower.status()
+    if not status["is_whole"]:
+        _stop_generation(manager)
+    elif name == "follow_apply" and status["version"] is not None:
+        _stamp(manager, status["version"])
+    return json.dumps(status)
 
 
 def _apply(manager: Any, end: SglangEnd, timeout: float) -> str:
@@ -217,7 +253,27 @@ def _outcome(work: Callable[[], str]) -> tuple[bool, str]:
 
 
 def add_status(result: Any, controller: Any, request: Any) -> Any:
-    """Adds the status of this rank's receiver to `internal_states` of `/server_info`, under "sparsecast"."""
-    end = end_of(controller.scheduler.tp_worker.model_runner)
-    result.internal_state["sparsecast"] = {"state": "not joined"} if end is None else end.status()
+    """Adds the status of this rank's receiver, or of its follower of a log, to `internal_states` of `/server_info`,
+    under "sparsecast".
+    """
+    from sparsecast.engines.sglang.follow_worker import follower_of
+
+    runner = controller.scheduler.tp_worker.model_runner
+    known = follower_of(runner) or end_of(runner)
+    result.internal_state["sparsecast"] = {"state": "not joined"} if known is None else known.status()
+    return result
+
+
+# -- in the process of the HTTP server ---------------------------------------------------------------------------
+
+
+def lead(result: Any, state: Any) -> Any:
+    """Hook after the function that gives SGLang's HTTP server its tokenizer manager: leads a server that follows a log.
+    Returns `result`, that of the hooked function.
+    """
+    from sparsecast.engines.sglang.led_engine import lead_server
+
+    settings = settings_of_server()
+    if settings is not None:
+        lead_server(state.tokenizer_manager, settings)
     return result

@@ -88,6 +88,8 @@ async def check_weights(original: Check, tokenizer: Any, obj: Any, request: Any 
         phase = messages.parse_phase(obj.action)
     except Error as error:
         return False, f"{error} [{error.code}]", None, None
+    if phase.phase in messages.FOLLOW_PHASES:
+        return False, f"{phase.phase!r} is a step of the server itself, which follows a log [usage]", None, None
     if phase.phase == "lease":
         return await _renew_lease(tokenizer, phase)
     until = time.monotonic() + phase.timeout

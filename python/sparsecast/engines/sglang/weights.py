@@ -16,7 +16,7 @@ from sparsecast.engines.refresh.derived import derived_tensors
 from sparsecast.engines.refresh.recompute import Recomputation, Step, loader_steps, steps_that_make
 from sparsecast.engines.refresh.repacked import RepackedModules
 from sparsecast.engines.sglang.draft import say_stale_draft
-from sparsecast.engines.sglang.messages import GroupInfo
+from sparsecast.engines.sglang.messages import TraceRequest
 from sparsecast.engines.trace.loader import CanonicalTensor, TracedLoader, trace_loader
 from sparsecast.errors import UnsupportedError, UsageError
 
@@ -165,7 +165,7 @@ def _fp8_reworked(layer: torch.nn.Module, method: Any, weights: Sequence[str]) -
 
 
 def trace_weights(
-    model: torch.nn.Module, config: ModelConfig, info: GroupInfo, repacked_too: Collection[str] = ()
+    model: torch.nn.Module, config: ModelConfig, request: TraceRequest, repacked_too: Collection[str] = ()
 ) -> tuple[TracedLoader, Recomputation]:
     """Traces `model.load_weights` for the trainer's table of tensors, or for the checkpoint's if the trainer gave none.
     Returns the address map, and the steps of SGLang that compute tensors from weights, not proven yet. `repacked_too`
@@ -176,22 +176,22 @@ def trace_weights(
     refuse_server_wide(model)
     say_stale_draft()
     repacked = repacked_modules(model, config, repacked_too)
-    table = list(info.tensors) if info.tensors is not None else checkpoint_table(model, config)
+    table = list(request.tensors) if request.tensors is not None else checkpoint_table(model, config)
     load_weights: Any = model.load_weights
     with repacked.shown():
         traced = trace_loader(
             model,
             table,
             load_weights,
-            may_miss=info.may_miss,
+            may_miss=request.may_miss,
             strict=False,
-            modes=info.modes,
+            modes=request.modes,
             several=repacked.parameters,
         )
     traced = repacked.completed(traced)
     recomputation = _recomputation(model, config, traced, repacked)
     for alias, original in traced.ties:
-        if frozenset((alias, original)) not in info.ties:
+        if frozenset((alias, original)) not in request.ties:
             raise UnsupportedError(
                 f"SGLang keeps {alias!r} and {original!r} in one memory, because they are tied or were equal when they "
                 "were loaded, and the trainer has two tensors: name them in ties, or start SGLang from untied weights"
@@ -233,7 +233,7 @@ def _in_context(config: ModelConfig, run: Callable[P, object]) -> Callable[P, ob
 
 
 def trace_and_verify(
-    model: torch.nn.Module, config: ModelConfig, info: GroupInfo
+    model: torch.nn.Module, config: ModelConfig, request: TraceRequest
 ) -> tuple[TracedLoader, Recomputation, set[str]]:
     """Runs `trace_weights`, compares live memory with the files that SGLang was started from, and fills the copies that
     are kept outside the model. Modules whose kernels keep what was loaded in another order than the loader are mapped
@@ -241,13 +241,13 @@ def trace_and_verify(
 
     Raises UnsupportedError naming the tensors that differ from the files even if their modules are mapped as repacked.
     """
-    traced, recomputation = trace_weights(model, config, info)
-    wrong = traced.differences(traced.filling(_checkpoint(model, config)))
+    traced, recomputation = trace_weights(model, config, request)
+    wrong = traced.differences(traced.filling(checkpoint_tensors(model, config)))
     if not wrong:
         return traced, recomputation, set()
     rearranged = traced.modules_of(wrong)
-    traced, recomputation = trace_weights(model, config, info, rearranged)
-    if traced.differences(traced.filling(_checkpoint(model, config))):
+    traced, recomputation = trace_weights(model, config, request, rearranged)
+    if traced.differences(traced.filling(checkpoint_tensors(model, config))):
         listed = ", ".join(f"{name!r} ({count} elements)" for name, count in list(wrong.items())[:8])
         raise UnsupportedError(
             f"{len(wrong)} tensors in the rank's memory are not what its checkpoint has, starting with "
@@ -255,6 +255,16 @@ def trace_and_verify(
             f"not make it, or they were changed since; {_OTHER_WAY}"
         )
     return traced, recomputation, rearranged
+
+
+def scales_of_caches(model: torch.nn.Module) -> tuple[str, ...]:
+    """Returns the names of the scales of KV caches, which no canonical tensor has to fill: they are 1 without one."""
+    from sglang.srt.layers.quantization.kv_cache import BaseKVCacheMethod
+
+    layers = [
+        n for n, module in model.named_modules() if isinstance(getattr(module, "quant_method", None), BaseKVCacheMethod)
+    ]
+    return tuple(f"{layer}.{name}" for layer in layers for name in ("k_scale", "v_scale"))
 
 
 def checkpoint_table(model: torch.nn.Module, config: ModelConfig) -> list[CanonicalTensor]:
@@ -267,7 +277,9 @@ def checkpoint_table(model: torch.nn.Module, config: ModelConfig) -> list[Canoni
     for source in _loader(config).resolve_model_weights(config, model):
         for path in source.weight_files:
             if not source.use_safetensors:
-                raise UsageError(f"{path!r} is no safetensors file: name the trainer's tensors in group_name")
+                raise UsageError(
+                    f"{path!r} is no safetensors file: start from such files, or name the trainer's tensors in group_name"
+                )
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 (safe_open is no dict)
                     part = file.get_slice(name)
@@ -275,7 +287,8 @@ def checkpoint_table(model: torch.nn.Module, config: ModelConfig) -> list[Canoni
     return table
 
 
-def _checkpoint(model: torch.nn.Module, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def checkpoint_tensors(model: torch.nn.Module, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors in the checkpoint that SGLang was started from, by their names there."""
     yield from _loader(config)._get_all_weights(config, model)
 
 
@@ -291,7 +304,8 @@ def _loader(config: ModelConfig) -> Any:
     loader = get_model_loader(LoadConfig(load_format=load_format, load_group=None), config)
     if not isinstance(loader, DefaultModelLoader):
         raise UnsupportedError(
-            f"a server started with --load-format {load_format} has no checkpoint to compare its memory with: name the "
-            "trainer's tensors in group_name, with proof 'trust' if this model's kernels keep the loader's layout"
+            f"a server started with --load-format {load_format} has no checkpoint to compare its memory with: start it "
+            "from one, or name the trainer's tensors in group_name, with proof 'trust' if this model's kernels keep the "
+            "loader's layout"
         )
     return loader

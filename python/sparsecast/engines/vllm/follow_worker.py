@@ -92,9 +92,9 @@ def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> t
         traced,
         recomputations,
         lambda: checkpoint_tensors(config, config.model_config, live.model),
-        group.cpu_group,
         interval=settings["interval"],
         guard=live.guard(traced, "start the server again"),
+        group=group.cpu_group if group.world_size > 1 else None,
     )
     return receiver, recomputations
 

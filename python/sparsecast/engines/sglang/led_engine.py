@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine of a SGLang server that follows a delta log, as the process of its HTTP server leads it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal, cast
+
+from fastapi.routing import APIRoute
+
+from sparsecast.engines import log_following
+from sparsecast.engines.follow_settings import FollowSettings
+from sparsecast.engines.sglang import messages
+from sparsecast.errors import UsageError
+
+
+class SglangEngine:
+    """A `LedEngine` over SGLang's tokenizer manager, which asks the schedulers of all data-parallel replicas."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    async def ask(
+        self, step: Literal["follow", "status", "apply"], replicas: Sequence[int] = ()
+    ) -> list[dict[str, Any]]:
+        """Asks all of them: a scheduler that has staged nothing writes nothing."""
+        del replicas
+        from sglang.srt.managers.io_struct import CheckWeightsReqInput
+
+        phase = {"phase": step if step == "follow" else f"follow_{step}"}
+        self._tokenizer.auto_create_handle_loop()
+        action = messages.PREFIX + json.dumps(phase)
+        answers = await self._tokenizer.check_weights_communicator(CheckWeightsReqInput(action=action))
+        failures = [answer.message for answer in answers if not answer.success]
+        if failures:
+            raise RuntimeError(failures[0])
+        return [json.loads(answer.message) for answer in answers]
+
+    async def is_paused(self) -> bool:
+        return bool(self._tokenizer.is_pause)
+
+    async def pause(self, mode: str) -> None:
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+
+        if mode == "wait":
+            async with self._tokenizer.model_update_lock.writer_lock:  # Every request in flight has ended.
+                await self._tokenizer.pause_generation(PauseGenerationReqInput(mode="in_place"))
+        else:
+            chosen = cast(Literal["abort", "retract", "in_place"], "in_place" if mode == "keep" else mode)
+            await self._tokenizer.pause_generation(PauseGenerationReqInput(mode=chosen))
+
+    async def resume(self) -> None:
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput
+
+        await self._tokenizer.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
+
+    async def reset_cache(self, mode: str) -> bool:
+        return bool((await self._tokenizer.flush_cache()).success)
+
+    async def name(self, version: str) -> None:
+        from sglang.srt.managers.io_struct import UpdateWeightVersionReqInput
+
+        stamp = UpdateWeightVersionReqInput(new_version=version, abort_all_requests=False)
+        await self._tokenizer.update_weight_version(stamp)
+
+
+def lead_server(tokenizer: Any, settings: FollowSettings) -> None:
+    """Adds the routes of a server that follows a log to SGLang's HTTP server, before it serves, and leads the server
+    while it serves.
+
+    Raises UsageError for a server of several tokenizer processes, of which each would lead the schedulers.
+    """
+    from sglang.srt.runtime_context import get_serving
+
+    processes = get_serving().tokenizer_worker_num
+    if processes > 1:
+        raise UsageError(
+            f"SPARSECAST_FOLLOW: the server has {processes} tokenizer processes, and one leads the schedulers: start "
+            "SGLang with --tokenizer-worker-num 1"
+        )
+    from sglang.srt.entrypoints.http_server import app
+    from sglang.srt.utils.auth import AuthLevel, auth_level
+
+    following = log_following.LogFollowing(SglangEngine(tokenizer), settings)
+    app.state.sparsecast_following = following
+    routes = log_following.router()
+    for route in routes.routes:
+        if isinstance(route, APIRoute) and route.path == log_following.VERSION_ROUTE:
+            auth_level(AuthLevel.ADMIN_OPTIONAL)(route.endpoint)  # As SGLang's own routes that change weights.
+    app.include_router(routes)
+    serve = app.router.lifespan_context
+
+    @contextlib.asynccontextmanager
+    async def lifespan(served: Any) -> AsyncIterator[Any]:
+        async with serve(served) as found:
+            task = asyncio.create_task(following.run())
+            try:
+                yield found
+            finally:
+                task.cancel()
+
+    app.router.lifespan_context = lifespan

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of a SGLang server that follows a log do in a rank's process, by name; `rank` is its RankProcess."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+import unittest.mock
+from types import SimpleNamespace
+from typing import Any
+
+from sparsecast.engines.sglang import plugin
+from sparsecast.engines.sglang.follow_worker import follower_of
+from sparsecast.engines.sglang.led_engine import SglangEngine, lead_server
+from sparsecast.errors import DirtyError, UsageError
+
+SECONDS = 120.0
+
+
+def step(rank: Any, phase: str) -> Any:
+    """The answer of this rank's scheduler to a step of its HTTP process; the error's words if it fails."""
+    action = "sparsecast:" + json.dumps({"phase": phase})
+    success, message = rank.post("/weights_checker", {"action": action})
+    return json.loads(message) if success else message
+
+
+def follow(rank: Any, variables: dict[str, str], workers: int = 1, memory_saver: bool = False) -> Any:
+    """The status of a new follower of a scheduler with these variables in its environment, in a server of so many ranks
+    and with this option; one that there was ends.
+    """
+    from sglang.srt.runtime_context import get_exec
+
+    end(rank)
+    for name in [name for name in os.environ if name.startswith("SPARSECAST_FOLLOW")]:
+        del os.environ[name]
+    os.environ.update({f"SPARSECAST_{name}": value for name, value in variables.items()})
+    with (
+        get_exec().features.override(enable_memory_saver=memory_saver),
+        unittest.mock.patch.object(plugin, "_replica", return_value=(0, 1, workers)),
+    ):
+        return step(rank, "follow")
+
+
+def end(rank: Any) -> None:
+    follower = follower_of(rank.worker.model_runner)
+    if follower is not None:
+        if follower._receiver is not None:
+            follower._receiver.close(SECONDS)
+        rank.worker.model_runner._sparsecast_follower = None
+
+
+def until(rank: Any, state: str) -> dict[str, Any]:
+    """The status of the follower when it is in this state."""
+    last = time.monotonic() + SECONDS
+    while (status := step(rank, "follow_status"))["state"] != state:
+        assert time.monotonic() < last and status["state"] != "broken", status
+        time.sleep(0.01)
+    return dict(status)
+
+
+def apply(rank: Any) -> dict[str, Any]:
+    """The status after the next version has been staged and written."""
+    until(rank, "staged")
+    return dict(step(rank, "follow_apply"))
+
+
+def fail_to_compute(rank: Any) -> None:
+    """The next time that SGLang computes what it derives from its weights fails."""
+    recomputation = follower_of(rank.worker.model_runner)._recomputations[0]  # type: ignore[union-attr]
+
+    def run() -> None:
+        del recomputation.run
+        raise DirtyError("no memory left")
+
+    recomputation.run = run  # type: ignore[method-assign]
+
+
+class Tokenizer:
+    """The parts of SGLang's tokenizer manager that pauses, names and messages touch; the methods are the real ones. One
+    request is in flight until `finish`. `calls` says what reached the scheduler, and what was asked of the server.
+    """
+
+    def __init__(self) -> None:
+        from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin
+        from sglang.srt.managers.tokenizer_manager import TokenizerManager
+        from sglang.srt.utils.aio_rwlock import RWLock
+
+        self.calls: list[str] = []
+        self.named = ""
+        self.mm_processor = None
+        self.is_pause = False
+        self.is_pause_cond = asyncio.Condition()
+        self.model_update_lock = RWLock()
+        self.finish = asyncio.Event()
+        self.pause_generation = TokenizerManager.pause_generation.__get__(self)
+        self.continue_generation = TokenizerManager.continue_generation.__get__(self)
+        self.update_weight_version = TokenizerControlMixin.update_weight_version.__get__(self)
+        self._update_weight_version_if_provided = TokenizerControlMixin._update_weight_version_if_provided.__get__(self)
+        self.flush_cache = TokenizerControlMixin.flush_cache.__get__(self)
+
+    def auto_create_handle_loop(self) -> None: ...
+
+    async def generate(self) -> None:
+        async with self.model_update_lock.reader_lock:
+            await self.finish.wait()
+            self.calls.append("finished")
+
+    def abort_request(self, abort_all: bool) -> None:
+        if not self.finish.is_set():  # SGLang asks again and again until all have ended.
+            self.calls.append("abort")
+        self.finish.set()
+
+    async def _async_dispatch_to_scheduler(self, message: Any) -> None:
+        self.calls.append(getattr(message, "mode", "continue"))
+
+    async def check_weights_communicator(self, request: Any) -> list[Any]:
+        phase = json.loads(request.action.removeprefix("sparsecast:"))["phase"]
+        self.calls.append(phase)
+        return [SimpleNamespace(success=phase != "follow_status", message=json.dumps({"state": "ready"}))]
+
+    async def flush_cache_communicator(self, _: Any) -> list[Any]:
+        self.calls.append("flush")
+        return [SimpleNamespace(success=True)]
+
+    async def update_weight_version_communicator(self, request: Any) -> None:
+        self.calls.append(f"name {request.new_version}{' and abort' if request.abort_all_requests else ''}")
+
+    def record_config_updates(self, _: str, weight_version: str) -> None:
+        self.named = weight_version
+
+
+def led(rank: Any, pause: str) -> tuple[list[str], str]:
+    """What a pause, a write and a resume do in SGLang's HTTP process while a request is in flight; the version that it
+    names then.
+    """
+
+    async def scene() -> tuple[list[str], str]:
+        tokenizer = Tokenizer()
+        engine = SglangEngine(tokenizer)
+        request = asyncio.create_task(tokenizer.generate())
+        await asyncio.sleep(0)
+        if pause != "abort":
+            asyncio.get_running_loop().call_later(0.1, tokenizer.finish.set)
+        assert not await engine.is_paused()
+        await engine.pause(pause)
+        assert await engine.is_paused()
+        assert await engine.ask("apply") == [{"state": "ready"}]
+        assert await engine.reset_cache(pause)
+        await engine.name("7")
+        await engine.resume()
+        assert not await engine.is_paused()
+        await request
+        return tokenizer.calls, tokenizer.named
+
+    return asyncio.run(asyncio.wait_for(scene(), SECONDS))
+
+
+def several_tokenizers(rank: Any) -> str:
+    """What is said to a server of two tokenizer processes."""
+    from sglang.srt.runtime_context import get_serving
+
+    settings = plugin.settings_of_server()
+    assert settings is not None
+    with get_serving().override(tokenizer_worker_num=2):
+        try:
+            lead_server(None, settings)
+        except UsageError as error:
+            return str(error)
+    return "taken"

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang schedulers that follow a log, over models of SGLang's own classes, against fresh loads by SGLang."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("sglang") is None:  # Only the ranks' processes import it.
+    pytest.skip("needs sglang", allow_module_level=True)
+import computed_models as computed
+import sglang_engine
+from sglang_ranks import Engine, Trainer
+from test_sglang_updates import change, group_body
+
+from sparsecast.engines.worker_follower import lock_state
+from sparsecast.torch import Log, Publisher
+
+
+class Scene:
+    """A scheduler that was started from a checkpoint, and a trainer that publishes to a log."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self.folder, self.config = folder, config
+        self.tensors = sglang_engine.canonical_tensors(config, seed=7)
+        sglang_engine.write_checkpoint(folder / "v0", config, self.tensors)
+        self.engine = Engine(folder / "v0", 1)
+        self.log = Log(folder / "log", mirror=folder / "mirror.safetensors")
+        self.publisher = Publisher(list(self.tensors.items()), transport=self.log)
+        self.variables = {
+            "FOLLOW": str(folder / "log"),
+            "FOLLOW_STATE": str(folder / "state"),
+            "FOLLOW_INTERVAL": "0.02",
+        }
+
+    def do(self, name: str, *values: Any) -> Any:
+        return self.engine.call("following", name, *values)[0]
+
+    def publish(self) -> int:
+        change(self, self.publisher.version)  # type: ignore[arg-type]
+        return self.publisher.publish().version
+
+    def differences(self) -> list[str]:
+        saved = self.folder / f"v{self.publisher.version}"
+        sglang_engine.write_checkpoint(saved, self.config, self.tensors)
+        return list(self.engine.call("differences", saved)[0])
+
+    def close(self) -> None:
+        self.engine.call("following", "end")
+        self.publisher.close()
+        self.engine.close()
+
+
+CONFIGS = {"qwen2": sglang_engine.QWEN2, "deepseek-v3-fp8": computed.DEEPSEEK_V3_FP8}
+
+
+@pytest.fixture(params=CONFIGS, scope="module")
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    made = Scene(tmp_path_factory.mktemp("sglang"), CONFIGS[request.param])
+    yield made
+    made.close()
+
+
+only_qwen2 = pytest.mark.parametrize("scene", ["qwen2"], indirect=True)
+
+# The tests run in this order, on one engine: first what is refused, while its weights are those of the checkpoint.
+
+
+def refusal(scene: Scene, *options: Any, **variables: str) -> str:
+    status = scene.do("follow", scene.variables | variables, *options)
+    assert status["state"] == "broken" and status["is_whole"] and status["version"] is None
+    assert scene.do("step", "follow_apply")["error"] == status["error"]
+    assert scene.engine.call("engine_paused") == [False]
+    return str(status["error"])
+
+
+@only_qwen2
+def test_what_cannot_follow_is_refused_with_the_cure(scene: Scene) -> None:
+    assert "start SGLang without --tp-size and --pp-size" in refusal(scene, 2)
+    assert "--enable-memory-saver" in refusal(scene, 1, True)
+    lock = lock_state(Log("/log", state=scene.folder / "used" / "replica-0"))
+    words = refusal(scene, FOLLOW_STATE=str(scene.folder / "used"))
+    os.close(lock)
+    assert "give each server a SPARSECAST_FOLLOW_STATE of its own" in words
+    scene.engine.call("flip_bit", "model.norm.weight")
+    words = refusal(scene, FOLLOW_STATE=str(scene.folder / "flipped"))
+    scene.engine.call("flip_bit", "model.norm.weight")
+    assert "'model.norm.weight' (1 elements)" in words
+    assert "start SGLang with --tokenizer-worker-num 1" in scene.do("several_tokenizers")
+    assert scene.do("follow", {}) == "SPARSECAST_FOLLOW is not in the environment of this scheduler [usage]"
+
+
+@only_qwen2
+def test_a_log_of_another_model_ends_the_following_and_the_weights_stay(scene: Scene) -> None:
+    other = dict(list(scene.tensors.items())[1:])
+    log = Log(scene.folder / "other", mirror=scene.folder / "other.safetensors")
+    publisher = Publisher(list(other.items()), transport=log)
+    variables = {"FOLLOW": str(scene.folder / "other"), "FOLLOW_STATE": str(scene.folder / "other state")}
+    scene.do("follow", scene.variables | variables)
+    status = scene.do("until", "broken")
+    publisher.close()
+    assert next(iter(scene.tensors)) in status["error"] and status["is_whole"]
+    assert scene.engine.call("differences", scene.folder / "v0") == [[]]
+
+
+@only_qwen2
+def test_a_server_that_follows_a_log_takes_no_trainer_and_is_led_by_nobody_else(scene: Scene) -> None:
+    trainer = Trainer(scene.tensors)
+    success, message = scene.engine.post("/init_weights_update_group", group_body(trainer, ranks=1))
+    assert not success and "from a log or from a trainer, not from both" in message and message.endswith("[usage]")
+    action = 'sparsecast:{"phase": "follow_apply"}'
+    answer, asked = scene.engine.call("ask_tokenizer", action, ["applied"])[0]
+    assert (answer[0], asked) == (False, 0) and "a step of the server itself" in answer[1]
+
+
+PAUSES = {
+    "keep": ["in_place", "follow_apply", "flush", "name 7", "continue", "finished"],
+    "retract": ["retract", "follow_apply", "flush", "name 7", "continue", "finished"],
+    "wait": ["finished", "in_place", "follow_apply", "flush", "name 7", "continue"],
+    "abort": ["abort", "finished", "follow_apply", "flush", "name 7", "continue"],
+}
+
+
+@only_qwen2
+@pytest.mark.parametrize("pause", PAUSES)
+def test_each_pause_does_what_it_says_with_requests_in_flight(scene: Scene, pause: str) -> None:
+    assert scene.do("led", pause) == (PAUSES[pause], "7")
+
+
+def test_every_version_of_a_log_is_that_of_a_fresh_load_and_stamped(scene: Scene) -> None:
+    addresses = scene.engine.call("addresses")
+    assert scene.do("follow", scene.variables)["state"] in ("unproven", "ready")
+    scene.engine.call("generate_in_flight", 5)
+    before = scene.engine.call("weight_version")[0]
+    for _ in range(2):
+        version = scene.publish()
+        status = scene.do("apply")
+        assert status["version"] == version and status["is_whole"] and status["reseeded"] == 0
+        assert scene.differences() == []
+        scene.engine.call("generate_in_flight", 3)
+    assert scene.engine.call("addresses") == addresses
+    spans = [(before, 0, 5), (str(version - 1), 5, 8), (str(version), 8, 11)]
+    assert scene.engine.call("spans") == [spans]
+    shown = scene.engine.call("internal_state")[0]["sparsecast"]
+    assert (shown["version"], shown["state"], shown["lag"]) == (version, "ready", 0)
+    assert ("model.layers.1.self_attn.w_vc" in shown["derived"]) == (scene.config is computed.DEEPSEEK_V3_FP8)
+
+
+def test_nothing_is_generated_until_a_version_has_repaired_weights_of_none(scene: Scene) -> None:
+    scene.do("fail_to_compute")
+    stamped = scene.engine.call("weight_version")
+    scene.publish()
+    status = scene.do("apply")
+    assert (status["state"], status["is_whole"], status["error"]) == ("dirty", False, "no memory left")
+    assert scene.engine.call("engine_paused") == [True] and scene.engine.call("weight_version") == stamped
+    version = scene.publish()
+    status = scene.do("apply")
+    assert (status["version"], status["is_whole"], status["error"]) == (version, True, "")
+    assert scene.differences() == [] and scene.engine.call("weight_version") == [str(version)]

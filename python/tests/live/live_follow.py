@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A delta log, live servers that follow it, and one that loads what the log has from checkpoints."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+import transformers
+from conftest import Start
+from live_load import probe, reload
+from live_servers import LiveServer
+
+from sparsecast.torch import Publisher
+from sparsecast.transports import Log
+
+SECONDS = 60.0
+
+
+class Follower:
+    """A trainer that publishes to a directory, and a server that follows it."""
+
+    def __init__(self, start: Start, model: Path, work: Path, kind: str = "vllm", positions: str = "auto") -> None:
+        self.start, self.model, self.work, self.kind = start, model, work, kind
+        self.trainer = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        log = Log(work / "log", mirror=work / "mirror.safetensors")
+        self.publisher = Publisher(self.trainer, transport=log, wire_dtype=torch.bfloat16, positions=positions)
+        self.server: LiveServer
+
+    def follow(self, *, port: int = 0, ranks: int = 1, cut: str = "tensor", **variables: str) -> LiveServer:
+        state = {"SPARSECAST_FOLLOW_STATE": str(self.work / "state"), "SPARSECAST_FOLLOW_INTERVAL": "0.2"}
+        options = {"kind": self.kind, "port": port, "ranks": ranks, "cut": cut, "follows": str(self.work / "log")}
+        return self.start(self.model, variables={**state, **variables}, **options)
+
+    def publish(self) -> int:
+        with torch.no_grad():
+            for parameter in self.trainer.parameters():
+                parameter.view(-1)[self.publisher.version % 7 :: 50] *= 1.25
+        return self.publisher.publish().version
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.get(self.server.url + "/sparsecast/follow", timeout=60).json()
+        return answer
+
+    def reach(self, version: int, timeout: float = SECONDS) -> httpx.Response:
+        body = {"at_least": version, "timeout": timeout}
+        return httpx.post(self.server.url + "/sparsecast/version", json=body, timeout=timeout + 30)
+
+    def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        end = time.monotonic() + SECONDS
+        while not holds(status := self.status()):
+            assert time.monotonic() < end, f"{json.dumps(status, indent=1)}\n{self.server.log()}"
+            time.sleep(0.05)
+        return status
+
+    def save(self) -> Path:
+        """Saves the trainer's weights as a checkpoint."""
+        directory = self.work / f"checkpoint-{self.publisher.version}"
+        state = {name: tensor.to(torch.bfloat16) for name, tensor in self.trainer.state_dict().items()}
+        self.trainer.save_pretrained(directory, state_dict=state)
+        (directory / "config.json").write_text((self.model / "config.json").read_text())
+        return directory
+
+    def close(self) -> None:
+        self.publisher.close()
+
+
+class Scene(Follower):
+    """A server that takes versions when it is told to, and a stock server that loads checkpoints."""
+
+    def __init__(self, start: Start, model: Path, work: Path, kind: str = "vllm") -> None:
+        super().__init__(start, model, work, kind)
+        self.server = self.follow(SPARSECAST_FOLLOW_AT="told", SPARSECAST_FOLLOW_PAUSE="retract")
+        self.stock = start(model, kind=kind, plugged=False)
+        self.server.wait()
+        self.stock.wait()
+
+    def expected(self) -> str:
+        """The logprobs of the trainer's weights, saved as a checkpoint and loaded by the stock server itself."""
+        reload(self.stock, self.save())
+        return probe(self.stock)
