@@ -14,7 +14,7 @@ import torch
 import transformers
 from conftest import Start
 from live_load import probe, reload
-from live_servers import LiveServer
+from live_servers import NO_TLS, LiveServer
 
 from sparsecast.torch import Publisher
 from sparsecast.transports import Log
@@ -44,12 +44,12 @@ class Follower:
         return self.publisher.publish().version
 
     def status(self) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.get(self.server.url + "/sparsecast/follow", timeout=60).json()
+        answer: dict[str, Any] = httpx.get(self.server.url + "/sparsecast/follow", timeout=60, verify=NO_TLS).json()
         return answer
 
     def reach(self, version: int, timeout: float = SECONDS) -> httpx.Response:
         body = {"at_least": version, "timeout": timeout}
-        return httpx.post(self.server.url + "/sparsecast/version", json=body, timeout=timeout + 30)
+        return httpx.post(self.server.url + "/sparsecast/version", json=body, timeout=timeout + 30, verify=NO_TLS)
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         end = time.monotonic() + SECONDS
