@@ -10,7 +10,7 @@
 
 namespace sparsecast::test {
 
-inline Bytes bytes_of_text(const std::string& text) {
+inline Bytes owned_bytes_of_text(const std::string& text) {
   const auto bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};
 }

@@ -230,7 +230,7 @@ TEST_F(LogMaintenanceTest, NoLeaseHoldsTheFloorLongerThanThePolicyAllows) {
 TEST_F(LogMaintenanceTest, ABrokenLeaseHoldsEverythingWhileItIsYoung) {
   publish_all(writer_, 1, 4);
   anchor(writer_, 3, 3);
-  open()->put(lease_key("broken"), bytes_of_text("what?"));
+  open()->put(lease_key("broken"), owned_bytes_of_text("what?"));
   EXPECT_EQ(reader_.leases().front().version, 0U);
   EXPECT_EQ(writer_.gc(keep(1)).held_by, "broken");
   fs_.advance(hours(2));
@@ -254,7 +254,7 @@ TEST_F(LogMaintenanceTest, VersionsYoungerThanThePolicySaysAreKept) {
 TEST_F(LogMaintenanceTest, GcRemovesWhatCrashedWritersLeftWhenItIsOldAndCanMeanNothing) {
   publish_all(writer_, 1, 3);
   const auto store = open();
-  const Bytes junk = bytes_of_text("junk");
+  const Bytes junk = owned_bytes_of_text("junk");
   const std::string lost = delta_key({1, 2, content_hash(junk), 4});
   const std::string perhaps = delta_key({3, 4, content_hash(junk), 4});
   const std::string merged = delta_key({0, 2, content_hash(junk), 4});

@@ -240,7 +240,7 @@ TEST_F(LogTrustTest, AForkBehindWhatWasSeenIsRefused) {
   reader.head();
   LogCommit fork = parsed(3);
   fork.version = 4;
-  fork.previous = content_hash(bytes_of_text("another third version"));
+  fork.previous = content_hash(owned_bytes_of_text("another third version"));
   fork.base_digest = fork.digest;
   open()->put(key_of(4), pack(fork, a_.get()));
   expect_error(ErrorCode::kMixed, [&] { reader.head(); }, {"predecessor"});
