@@ -157,13 +157,14 @@ struct LogFloor {
 };
 
 /// The object `leases/<name>`, by which a reader states that it needs all objects from `version` on, until the time
-/// `expires`.
+/// `expires`. In the object the times are by the reader's clock, and only the time between them counts. LogReader's
+/// leases have them by the store's clock, which says when the object was written.
 struct LogLease {
   StreamId stream;
   std::string name;  ///< 1 to 128 characters of [A-Za-z0-9._-].
   std::uint64_t version = 0;
-  std::chrono::milliseconds renewed{0};  ///< Time since 1970, by the reader's clock.
-  std::chrono::milliseconds expires{0};  ///< Time since 1970, by the reader's clock.
+  std::chrono::milliseconds renewed{0};  ///< Time since 1970.
+  std::chrono::milliseconds expires{0};  ///< Time since 1970.
 };
 
 /// Trust settings of a reader.

@@ -35,13 +35,14 @@ class LogFixture : public ::testing::Test {
     fs_.put_file("checkpoint.safetensors", scene_.checkpoint(step));
     return writer.write_anchor(fs_, "checkpoint.safetensors", version);
   }
-  /// Writes the lease of a reader with this name.
-  void lease(const std::string& name, std::uint64_t version, std::chrono::milliseconds time) {
+  /// Writes the lease of a reader with this name, whose clock is so far ahead.
+  void lease(const std::string& name, std::uint64_t version, std::chrono::milliseconds time,
+             std::chrono::milliseconds ahead = {}) {
     LogLease lease;
     lease.stream = scene_.stream();
     lease.name = name;
     lease.version = version;
-    lease.renewed = std::chrono::duration_cast<std::chrono::milliseconds>(fs_.wall_now().time_since_epoch());
+    lease.renewed = std::chrono::duration_cast<std::chrono::milliseconds>(fs_.wall_now().time_since_epoch()) + ahead;
     lease.expires = lease.renewed + time;
     open()->put(lease_key(name), pack(lease));
   }

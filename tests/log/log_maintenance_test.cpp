@@ -216,6 +216,20 @@ TEST_F(LogMaintenanceTest, LeasesHoldTheFloorForAsLongAsTheyLive) {
   EXPECT_EQ(count("leases/"), 0U);
 }
 
+TEST_F(LogMaintenanceTest, ALeaseLivesAsLongWhateverTheClockOfItsReaderSays) {
+  publish_all(writer_, 1, 10);
+  anchor(writer_, 4, 4);
+  anchor(writer_, 8, 8);
+  fs_.advance(hours(24 * 365));
+  lease("behind", 5, minutes(30), hours(-1));
+  lease("ahead", 6, minutes(30), hours(1));
+  EXPECT_EQ(reader_.leases().size(), 2U);
+  EXPECT_EQ(writer_.gc(keep(1)).held_by, "behind");
+  fs_.advance(minutes(31));
+  EXPECT_TRUE(reader_.leases().empty());
+  EXPECT_EQ(writer_.gc(keep(1)).floor, 8U);
+}
+
 TEST_F(LogMaintenanceTest, NoLeaseHoldsTheFloorLongerThanThePolicyAllows) {
   publish_all(writer_, 1, 4);
   anchor(writer_, 3, 3);

@@ -30,10 +30,11 @@ std::optional<LogCommit> LogReader::head() {
   if (head && trust().max_age.count() > 0) {
     const auto age = unix_milliseconds(store().wall_now()) - head->time;
     if (age > trust().max_age) {
-      throw Error(ErrorCode::kExpired,
-                  fmt::format("the newest version is {} s old, more than the {} s that are allowed", age.count() / 1000,
-                              trust().max_age.count() / 1000),
-                  state_->name_of(commit_key(head->version)));
+      throw Error(
+          ErrorCode::kExpired,
+          fmt::format("the newest version is {} s old by this machine's clock, more than the {} s that are allowed",
+                      age.count() / 1000, trust().max_age.count() / 1000),
+          state_->name_of(commit_key(head->version)));
     }
   }
   return head;

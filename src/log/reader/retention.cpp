@@ -15,19 +15,24 @@ namespace {
 constexpr std::chrono::hours kBrokenLeaseTime{1};
 
 StoredLease read_lease(const StoredObject& object, const Bytes& record, const std::string& location) {
+  const std::chrono::milliseconds written = unix_milliseconds(object.modified);
   StoredLease stored;
-  stored.modified = unix_milliseconds(object.modified);
   const std::string name = object.key.substr(std::string_view(kLeasePrefix).size());
   try {
     stored.lease = parse_log_lease(record, location + "/" + object.key);
-    if (stored.lease.name == name) return stored;
+    if (stored.lease.name == name) {
+      const auto time = std::max(stored.lease.expires - stored.lease.renewed, std::chrono::milliseconds(0));
+      stored.lease.renewed = written;
+      stored.lease.expires = written + time;
+      return stored;
+    }
   } catch (const Error&) {
   }
   stored.broken = true;
   stored.lease = {};
   stored.lease.name = name;
-  stored.lease.renewed = stored.modified;
-  stored.lease.expires = stored.modified + kBrokenLeaseTime;
+  stored.lease.renewed = written;
+  stored.lease.expires = written + kBrokenLeaseTime;
   return stored;
 }
 
@@ -152,8 +157,7 @@ bool is_temporary_key(const std::string& key) {
 }
 
 std::chrono::milliseconds end_of(const StoredLease& stored, const RetentionPolicy& policy) {
-  const std::chrono::milliseconds renewed = std::min(stored.lease.renewed, stored.modified);
-  return std::min(stored.lease.expires, renewed + policy.max_lease);
+  return std::min(stored.lease.expires, stored.lease.renewed + policy.max_lease);
 }
 
 const StoredLease* most_demanding(const std::vector<StoredLease>& leases, const StreamId& stream,

@@ -11,11 +11,11 @@
 
 namespace sparsecast {
 
-/// A lease and its object in the store. An unreadable lease counts as one that needs version 0 and expires an hour
-/// after it was written.
+/// A lease in the store. Its times are by the store's clock: it was renewed when its object was written, and expires as
+/// long after that as the reader said, so that a wrong clock of the reader ends no lease. An unreadable lease counts as
+/// one that needs version 0 and expires an hour after it was written.
 struct StoredLease {
   LogLease lease;
-  std::chrono::milliseconds modified{0};  ///< Time of the object's last change, since 1970, by the store's clock.
   /// True if the lease is unreadable.
   bool broken = false;
 };
@@ -32,7 +32,7 @@ std::vector<StoredLease> read_leases(ObjectStore& store);
 bool is_temporary_key(const std::string& key);
 
 /// Returns the time at which a lease expires, since 1970: the time that it states, but at most policy.max_lease after
-/// its renewal. The renewal is the earlier one of the time that the lease states and StoredLease::modified.
+/// its renewal.
 std::chrono::milliseconds end_of(const StoredLease& stored, const RetentionPolicy& policy);
 
 /// Returns the lease of the stream, live at the time `now`, that needs the oldest version; null if there is none.
