@@ -109,7 +109,10 @@ struct SPARSECAST_API S3Options {
   /// (from 15 minutes before on), and once for a request whose keys the server refuses; from any thread, one call at a
   /// time for each store. Error{kIo | kTimeout} has it called again until the request's deadline.
   std::function<S3Keys(std::chrono::steady_clock::time_point deadline)> read_keys;
-  std::string ca_bundle;   ///< Path of a file of CA certificates; empty: the system's.
+  std::string ca_bundle;  ///< Path of a file of CA certificates; empty: the system's.
+  /// TCP congestion control of the connections, such as "bbr"; it counts for uploads. Empty: SPARSECAST_CONGESTION in
+  /// the environment, else the system's default. Error{kUsage} when the store is opened if the kernel refuses it.
+  std::string congestion;
   bool anonymous = false;  ///< Whether requests are sent without a signature.
 
   /// Deadline of one request including its retries; for a large object, of each part.

@@ -91,6 +91,9 @@ struct RendezvousOptions {
   /// Interface, by name or address, on which rank 0 listens, and from which other ranks connect. Empty: rank 0 listens
   /// on the interface that has the address `host`, and the system chooses for other ranks.
   std::string interface;
+  /// TCP congestion control of this rank's sockets, such as "bbr"; a sender's counts. Empty: SPARSECAST_CONGESTION in
+  /// the environment, else the system's default. Parts of the group (split()) have the same.
+  std::string congestion;
   std::chrono::milliseconds timeout{60000};
   /// How long a rank other than 0 tries to connect to rank 0 and to prove the secret, at most `timeout`; 0: as long as
   /// `timeout`. For ranks that must not wait for a rank 0 that has died before it listened.
@@ -158,7 +161,8 @@ class SPARSECAST_API Rendezvous final : public ControlChannel {
   ///   kGroupMismatch    two ranks of one number, another size, another generation
   ///   kUnsupported      another protocol version
   ///   kCorrupt          something else answers at that port
-  ///   kIo, kUsage       the port is taken, no such interface, the host is no address of this machine
+  ///   kIo, kUsage       the port is taken, no such interface, the host is no address of this machine, no such
+  ///                     congestion control (the sentence lists those that the kernel has)
   static std::shared_ptr<Rendezvous> meet(const RendezvousOptions& options);
   /// Forms the group on rank 0 with a port that is open already. The listener can be used again afterwards.
   static std::shared_ptr<Rendezvous> meet(const RendezvousOptions& options, RendezvousListener& listener);

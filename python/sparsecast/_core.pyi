@@ -266,9 +266,9 @@ class MeetingCancellation:
         Makes every meet() with this object raise PeerFailedError with the reason, at once or as it starts; rank 0 tells the ranks that have connected. The first reason stands. Thread-safe.
         """
 
-def meet(host: str, port: int, *, rank: int, size: int, secret: str, generation: int = 0, interface: str = '', timeout: float = 60.0, cancellation: MeetingCancellation | None = None, reach_timeout: float | None = None) -> ControlChannel:
+def meet(host: str, port: int, *, rank: int, size: int, secret: str, generation: int = 0, interface: str = '', congestion: str = '', timeout: float = 60.0, cancellation: MeetingCancellation | None = None, reach_timeout: float | None = None) -> ControlChannel:
     """
-    Meets the other ranks over TCP at the host and port of rank 0: authenticated by the shared secret (at least 16 characters, never sent) and encrypted. `generation` distinguishes groups that meet there one after another; `cancellation` lets another thread end the call; `reach_timeout`, seconds, bounds the time in which rank 0 must listen. Raises DeadlineError naming missing ranks, UnauthenticatedError, or GroupMismatchError.
+    Meets the other ranks over TCP at the host and port of rank 0: authenticated by the shared secret (at least 16 characters, never sent) and encrypted. `generation` distinguishes groups that meet there one after another; `cancellation` lets another thread end the call; `reach_timeout`, seconds, bounds the time in which rank 0 must listen; `congestion` is the TCP congestion control of this rank's sockets, such as 'bbr' ('': SPARSECAST_CONGESTION in the environment, else the system's default). Raises DeadlineError naming missing ranks, UnauthenticatedError, or GroupMismatchError.
     """
 
 def mpi_channel() -> ControlChannel:

@@ -72,7 +72,8 @@ class World:
     distinguishes successive groups that meet at the same place: whoever changes the membership increments it.
     ``channels`` is the transport that carries weights, and ``interface`` the network interface of this rank (empty:
     any). ``timeout`` is in seconds, for meeting and for a sync; ``reach_timeout`` is the part of it in which rank 0
-    must listen (None: all of it).
+    must listen (None: all of it). ``congestion`` is the TCP congestion control of the ranks' sockets, such as "bbr"
+    (empty: ``SPARSECAST_CONGESTION`` in the environment, else the system's default).
     """
 
     host: str
@@ -85,6 +86,7 @@ class World:
     interface: str = ""
     timeout: float = 60.0
     reach_timeout: float | None = None
+    congestion: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -108,6 +110,7 @@ class World:
             secret=self.secret,
             generation=self.generation,
             interface=self.interface,
+            congestion=self.congestion,
             timeout=self.timeout,
             cancellation=cancellation,
             reach_timeout=self.reach_timeout,

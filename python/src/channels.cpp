@@ -40,7 +40,8 @@ nb::bytes broadcast(ControlChannel& channel, const nb::bytes& own, double timeou
 
 std::shared_ptr<ControlChannel> meet(const std::string& host, std::uint16_t port, int rank, int size,
                                      const std::string& secret, std::uint32_t generation, const std::string& interface,
-                                     double timeout, std::shared_ptr<MeetingCancellation> cancellation,
+                                     const std::string& congestion, double timeout,
+                                     std::shared_ptr<MeetingCancellation> cancellation,
                                      std::optional<double> reach_timeout) {
   RendezvousOptions options;
   options.host = host;
@@ -50,6 +51,7 @@ std::shared_ptr<ControlChannel> meet(const std::string& host, std::uint16_t port
   options.secret = secret;
   options.generation = generation;
   options.interface = interface;
+  options.congestion = congestion;
   options.timeout = milliseconds(timeout);
   if (reach_timeout) options.reach_timeout = milliseconds(*reach_timeout);
   options.cancellation = std::move(cancellation);
@@ -137,12 +139,14 @@ void bind_channels(nb::module_& m) {
            "Makes every meet() with this object raise PeerFailedError with the reason, at once or as it starts; rank 0 "
            "tells the ranks that have connected. The first reason stands. Thread-safe.");
   m.def("meet", &meet, nb::arg("host"), nb::arg("port"), nb::kw_only(), nb::arg("rank"), nb::arg("size"),
-        nb::arg("secret"), nb::arg("generation") = 0, nb::arg("interface") = "", nb::arg("timeout") = 60.0,
-        nb::arg("cancellation").none() = nb::none(), nb::arg("reach_timeout") = nb::none(),
+        nb::arg("secret"), nb::arg("generation") = 0, nb::arg("interface") = "", nb::arg("congestion") = "",
+        nb::arg("timeout") = 60.0, nb::arg("cancellation").none() = nb::none(), nb::arg("reach_timeout") = nb::none(),
         "Meets the other ranks over TCP at the host and port of rank 0: authenticated by the shared secret (at "
         "least 16 characters, never sent) and encrypted. `generation` distinguishes groups that meet there one "
         "after another; `cancellation` lets another thread end the call; `reach_timeout`, seconds, bounds the "
-        "time in which rank 0 must listen. Raises DeadlineError naming missing ranks, "
+        "time in which rank 0 must listen; `congestion` is the TCP congestion control of this rank's sockets, such as "
+        "'bbr' ('': SPARSECAST_CONGESTION in the environment, else the system's default). Raises DeadlineError naming "
+        "missing ranks, "
         "UnauthenticatedError, or GroupMismatchError.");
   m.def(
       "mpi_channel",

@@ -289,6 +289,8 @@ def test_wrong_use_is_answered_in_words(tmp_path: pathlib.Path) -> None:
         )
     with pytest.raises(errors.UsageError, match="there are no channels 'rdma'"):
         dataclasses.replace(world, channels="rdma")
+    with pytest.raises(errors.UsageError, match="no TCP congestion control 'carrier-pigeon'.* available: "):
+        dataclasses.replace(world, congestion="carrier-pigeon").open(0)
     with pytest.raises(errors.UsageError, match="a world has no field 'hosts'"):
         World.from_json({**world.to_json(), "hosts": 1})
     with pytest.raises(errors.UsageError, match="'port' of a world must be int"):

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 
+#include "core/congestion.hpp"
 #include "core/interrupt.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/object_store.hpp"
@@ -135,6 +136,14 @@ int on_progress(void* data, curl_off_t, curl_off_t received, curl_off_t, curl_of
   return exchange.stalled || exchange.interrupted ? 1 : 0;
 }
 
+/// libcurl calls this for each new socket, before it connects.
+int on_socket(void* data, curl_socket_t socket, curlsocktype) {
+  return static_cast<int>(guarded(CURL_SOCKOPT_ERROR, [&]() -> std::size_t {
+    set_congestion_control(socket, static_cast<const HttpOptions*>(data)->congestion);
+    return CURL_SOCKOPT_OK;
+  }));
+}
+
 HttpAnswer::End end_of(CURLcode result, const Exchange& exchange) {
   using End = HttpAnswer::End;
   if (exchange.too_long) return End::kRefused;
@@ -208,6 +217,8 @@ void set_callbacks(Setup& set, Exchange& exchange) {
 }
 
 void set_connection(Setup& set, const HttpOptions& options, milliseconds left) {
+  set(CURLOPT_SOCKOPTFUNCTION, &on_socket);
+  set(CURLOPT_SOCKOPTDATA, &options);
   set(CURLOPT_NOSIGNAL, 1L);
   set(CURLOPT_FOLLOWLOCATION, 0L);
   set(CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));

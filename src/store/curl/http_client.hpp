@@ -54,7 +54,8 @@ struct HttpAnswer {
 struct HttpOptions {
   std::chrono::milliseconds connect_timeout{5'000};
   std::chrono::milliseconds stall_timeout{15'000};
-  std::string ca_bundle;  ///< Path of a file with the trusted certificates; "" for those of the system.
+  std::string ca_bundle;   ///< Path of a file with the trusted certificates; "" for those of the system.
+  std::string congestion;  ///< TCP congestion control of the connections; "" for the system's default.
   std::size_t max_text_bytes = std::size_t{8} << 20;
   std::string signer;   ///< How signed requests are signed, as CURLOPT_AWS_SIGV4 takes it: "aws:amz:us-east-1:s3".
   bool direct = false;  ///< Whether proxies of the environment are passed by.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/congestion.hpp"
 #include "core/interrupt.hpp"
 #include "core/sodium.hpp"
 #include "sparsecast/error.hpp"
@@ -47,6 +48,7 @@ HttpOptions http_options(const S3Options& options) {
   HttpOptions http;
   http.connect_timeout = options.connect_timeout;
   http.stall_timeout = options.stall_timeout;
+  http.congestion = congestion_control(options.congestion);
   http.ca_bundle = options.ca_bundle;
   http.signer = is_google(options) ? "goog:goog:auto:storage" : fmt::format("aws:amz:{}:s3", options.region);
   return http;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <thread>
 
+#include "core/congestion.hpp"
 #include "core/interrupt.hpp"
 #include "sparsecast/tcp_transport.hpp"
 #include "transport/control/cancellation_token.hpp"
@@ -185,6 +186,7 @@ class Connector {
         key_(key),
         max_body_bytes_(max_body_bytes),
         deadline_(deadline),
+        congestion_(congestion_control(options.congestion)),
         token_(options.cancellation ? &options.cancellation->token() : nullptr) {}
 
   /// Throws Error{kPeerFailed} once the meeting is cancelled, the parent group has failed, or the thread is
@@ -197,7 +199,8 @@ class Connector {
   std::unique_ptr<Connection> attempt(const SocketAddress& address, const SocketAddress* from, std::string& why) {
     // An address that drops packets must not use up the time of the other addresses.
     const auto begin = steady_clock::now();
-    std::optional<Socket> socket = connect_to(address, from, std::min(deadline_, begin + kConnectPatience), why);
+    std::optional<Socket> socket =
+        connect_to(address, from, std::min(deadline_, begin + kConnectPatience), why, congestion_);
     if (!socket) return nullptr;
     try {
       return shake(std::move(*socket), address);
@@ -272,6 +275,7 @@ class Connector {
   const SecretKey& key_;
   std::uint64_t max_body_bytes_;
   Deadline deadline_;
+  std::string congestion_;
   const CancellationToken* token_;  ///< Null without a cancellation.
   bool hung_up_ = false;            ///< An attempt failed because the peer hung up; `why` holds the reason.
 };

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "core/congestion.hpp"
 #include "sparsecast/tcp_transport.hpp"
 #include "transport/control/blobs.hpp"
 #include "transport/control/cancellation_token.hpp"
@@ -60,9 +61,11 @@ void check_options(const RendezvousOptions& options) {
 
 struct Rendezvous::Impl {
   explicit Impl(const RendezvousOptions& options)
-      : star("rendezvous", options.rank, options.size, options.max_blob_bytes, /*any_thread=*/true) {}
+      : star("rendezvous", options.rank, options.size, options.max_blob_bytes, /*any_thread=*/true),
+        congestion(options.congestion) {}
 
   StarGroup star;
+  std::string congestion;  ///< RendezvousOptions::congestion, which parts of the group have as well.
   ChildChannels parts;
   std::string own_host;
   std::string place;
@@ -172,6 +175,7 @@ std::shared_ptr<ControlChannel> Rendezvous::split(int color, int key, Deadline d
   const bool leads = color >= 0 && group.front() == rank();
   RendezvousOptions options;
   options.max_blob_bytes = max_blob_bytes();
+  options.congestion = impl_->congestion;
   std::unique_ptr<RendezvousListener> listener;
   Invitation invitation;
   std::exception_ptr failure;
@@ -240,7 +244,8 @@ RendezvousListener::RendezvousListener(const RendezvousOptions& options) : impl_
     const std::string host = options.interface.empty()
                                  ? options.host
                                  : choose_interface(network_interfaces(), options.interface, "").interface.address;
-    impl_->socket = listen_on(resolve(host, options.port, steady_clock::now() + options.timeout).front());
+    impl_->socket = listen_on(resolve(host, options.port, steady_clock::now() + options.timeout).front(),
+                              congestion_control(options.congestion));
   } catch (const Error& error) {
     throw error.within("rendezvous, rank 0");
   }

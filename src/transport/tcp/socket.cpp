@@ -19,6 +19,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/congestion.hpp"
 #include "core/interrupt.hpp"
 
 namespace sparsecast {
@@ -201,11 +202,12 @@ bool Socket::wait(short events, Deadline deadline, int waker) const {
   }
 }
 
-Socket listen_on(const SocketAddress& address) {
+Socket listen_on(const SocketAddress& address, const std::string& congestion) {
   constexpr int kBacklog = 1024;
   Socket socket(open_socket(address.storage.ss_family));
   set_option(socket.descriptor(), SOL_SOCKET, SO_REUSEADDR, 1);
   if (address.storage.ss_family == AF_INET6) set_option(socket.descriptor(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
+  set_congestion_control(socket.descriptor(), congestion);
   if (bind(socket.descriptor(), address.data(), address.length) != 0) {
     const int code = errno;
     if (code == EADDRINUSE) {
@@ -234,8 +236,9 @@ std::optional<Socket> accept_one(const Socket& listener) {
 }
 
 std::optional<Socket> connect_to(const SocketAddress& address, const SocketAddress* from, Deadline deadline,
-                                 std::string& why) {
+                                 std::string& why, const std::string& congestion) {
   Socket socket(open_socket(address.storage.ss_family));
+  set_congestion_control(socket.descriptor(), congestion);
   if (from != nullptr && bind(socket.descriptor(), from->data(), from->length) != 0) {
     throw Error(ErrorCode::kUsage, fmt::format("cannot connect from {}: {}", from->host(), system_words(errno)),
                 address.text());
