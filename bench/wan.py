@@ -7,9 +7,9 @@
 
 `log`: for each link a bucket (SeaweedFS), a trainer beside it, and a reader behind the link (`sparsecast log follow`),
 each a network namespace (tests/wan/network.py). After each version the same weights are downloaded whole from the same
-bucket over the same link, by one GET on a new connection, without writing or checking them. `lag`: from when the trainer's
-`log publish` returned to when the reader had verified the version; `apply`: the part of it in which the weights are
-written and verified; `dense`: of the GET. Medians over the versions, whose rows are `--json`.
+bucket over the same link, by one GET on a new connection, without writing or checking them. `lag`: from when
+the version's commit is in the bucket to when the reader has verified the version; `apply`: the part of it in which the
+weights are written and verified; `dense`: of the GET. Medians over the versions.
 
 `star`: rank 0 broadcasts --mib of bytes to a near host and two far ones, by the congestion controls in turns; the time
 until all have them, for each round. The far links lose --loss percent of their packets.
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -48,16 +49,16 @@ def parse_arguments():
     log.add_argument("--round-trip", type=float, nargs="+", default=[40, 150], help="milliseconds")
     log.add_argument("--loss", type=float, default=0, help="percent of the packets on the reader's link")
     log.add_argument("--versions", type=int, default=8)
-    log.add_argument("--json", type=pathlib.Path, help="a file for the rows")
     star = commands.add_parser("star")
     star.add_argument("--congestion", nargs="+", default=["cubic", "bbr"])
     star.add_argument("--mib", type=int, default=16)
     star.add_argument("--round-trip", type=float, default=40, help="milliseconds")
     star.add_argument("--loss", type=float, default=0.1, help="percent")
     star.add_argument("--rounds", type=int, default=3)
-    dense = commands.add_parser("dense")  # On the reader's host, by `log`.
-    dense.add_argument("endpoint")
-    dense.add_argument("path")
+    for name in ("dense", "appears"):  # On the hosts, by `log`.
+        host = commands.add_parser(name)
+        host.add_argument("endpoint")
+        host.add_argument("path")
     rank = commands.add_parser("rank")  # On each host, by `star`.
     for name in ("host", "rank", "size", "congestion", "mib"):
         rank.add_argument(name)
@@ -70,6 +71,16 @@ def run_dense(arguments):
     with urllib.request.urlopen(request, timeout=600) as answer:
         size = len(answer.read())
     print(json.dumps({"bytes": size, "seconds": time.monotonic() - started}))
+
+
+def run_appears(arguments):
+    """Prints when the object is there."""
+    while True:
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(sign(arguments.endpoint, "HEAD", arguments.path), timeout=60).close()
+            print(json.dumps(time.time()))
+            return
+        time.sleep(0.005)
 
 
 class Log:
@@ -110,15 +121,18 @@ class Log:
 
     def version(self, directory, url, endpoint, reader, n):
         publish = [self.sparsecast, "log", "publish", url, self.steps[n], "--mirror", "mirror", "--json"]
+        commit = f"/{self.bucket}/log/commits/{n:010}"
+        watch = self.network.start(
+            "bucket", [sys.executable, __file__, "appears", endpoint, commit], env=self.environment
+        )
         self.run("trainer", *publish, cwd=directory)
-        published = time.monotonic()
+        began = json.loads(watch.wait_for(lambda line: True))
+        watch.wait()
         report = json.loads(reader.wait_for(lambda line: json.loads(line)["version"] == n))
-        lag = time.monotonic() - published
         dense = self.run("reader", sys.executable, __file__, "dense", endpoint, f"/{self.bucket}/dense")
         return {
-            "version": n,
             "bytes": report["bytes_read"],
-            "lag_s": lag,
+            "lag_s": reader.heard - began,
             "apply_s": report["apply_seconds"],
             "dense_bytes": dense["bytes"],
             "dense_s": dense["seconds"],
@@ -139,7 +153,6 @@ def run_log(arguments):
         sys.exit(f"{arguments.trace}: no trace of several steps")
     names = ["Mb/s", "RTT ms", "bytes", "of dense", "lag s", "apply s", "dense s", "dense/lag"]
     print("".join(f"{name:>12}" for name in names))
-    rows = []
     for mbit in arguments.mbit:
         for round_trip in arguments.round_trip:
             links = {
@@ -162,11 +175,6 @@ def run_log(arguments):
                 f"{middle['dense_s']:>12.3f}{middle['dense_s'] / middle['lag_s']:>12.1f}",
                 flush=True,
             )
-            rows += [
-                {"mbit": mbit, "round_trip_ms": round_trip, "loss_percent": arguments.loss, **row} for row in found
-            ]
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"command": sys.argv, "rows": rows}, indent=1) + "\n")
 
 
 def run_rank(arguments):
@@ -215,7 +223,9 @@ def run_star(arguments):
 
 def main():
     arguments = parse_arguments()
-    {"log": run_log, "star": run_star, "dense": run_dense, "rank": run_rank}[arguments.command](arguments)
+    {"log": run_log, "star": run_star, "dense": run_dense, "appears": run_appears, "rank": run_rank}[arguments.command](
+        arguments
+    )
 
 
 if __name__ == "__main__":

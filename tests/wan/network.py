@@ -38,7 +38,10 @@ class Link:
 
 
 class Program:
-    """A running process, and the lines that it writes to its standard output. It ends with this process."""
+    """A running process, and the lines that it writes to its standard output. It ends with this process.
+
+    `heard` is the time (since 1970, in seconds) at which it wrote the line that wait_for() returned last.
+    """
 
     def __init__(self, command, **more):
         more.setdefault("stdin", subprocess.PIPE)
@@ -46,14 +49,15 @@ class Program:
             list(map(str, command)), stdout=subprocess.PIPE, text=True, bufsize=1, preexec_fn=_end_with_parent, **more
         )
         self.name = " ".join(map(str, command))
+        self.heard = None
         self._lines = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self):
         for line in self.process.stdout:
-            self._lines.put(line.rstrip("\n"))
-        self._lines.put(None)
+            self._lines.put((time.time(), line.rstrip("\n")))
+        self._lines.put((time.time(), None))
 
     def tell(self, line):
         self.process.stdin.write(line + "\n")
@@ -67,11 +71,11 @@ class Program:
         others = []
         while True:
             try:
-                line = self._lines.get(timeout=max(0, deadline - time.monotonic()))
+                self.heard, line = self._lines.get(timeout=max(0, deadline - time.monotonic()))
             except queue.Empty:
                 raise TimeoutError(f"{self.name}: not within {seconds} s, only {others[-20:]}") from None
             if line is None:
-                self._lines.put(None)
+                self._lines.put((self.heard, None))
                 raise EOFError(f"{self.name}: it has ended, with status {self.process.wait()}, after {others[-20:]}")
             if wanted(line):
                 return line
