@@ -214,6 +214,7 @@ TEST_F(CApi, ADeltaThatMeetsForeignBytesFailsEverywhereAndTheNextBroadcastRepair
 
 TEST_F(CApi, ARankThatGivesUpFailsTheOthersAtOnceAndANewCommunicatorServes) {
   Weights replicas[2] = {weights_of(7), weights_of(8)};
+  std::latch looked(3);  // A rank that is slow must not see the end of another one before it is to.
   run_ranks(3, [&](scComm_t& comm, int rank) {
     Weights spare = weights_of(9);
     Weights& weights = rank == 2 ? spare : replicas[rank];
@@ -222,6 +223,7 @@ TEST_F(CApi, ARankThatGivesUpFailsTheOthersAtOnceAndANewCommunicatorServes) {
     scResult_t state = scInternalError;
     expect_success(scCommGetAsyncError(comm, &state));
     EXPECT_EQ(state, scSuccess);
+    looked.arrive_and_wait();
     if (rank == 2) {
       expect_success(scCommAbort(comm));
       expect_result(scCommGetAsyncError(comm, &state), scInvalidUsage);
