@@ -772,13 +772,13 @@ class LogFollower:
     """Live tensors that follow a delta log. Not thread-safe, except stop()."""
 
     @overload
-    def __init__(self, location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None, timeout: float = 120.0, stream: int = 0, device_timeout: float = 60.0) -> None:
+    def __init__(self, location: str | os.PathLike[str] | sparsecast.stores.Store, table: TensorTable, tensors: Sequence[Memory], *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None, timeout: float = 120.0, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
         `tensors`: writable, parallel to the table. `state_path`: a file that remembers the versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called before each write of the tensors and `pause(False)` after it, in the thread of step(); if the first returns False or raises, nothing is written, and step() raises DeadlineError or what `pause` raised. `timeout`: seconds for one request to a store, with its retries. CUDA tensors, and `stream` and `device_timeout`: as in Subscriber. Raises IncompleteError if there is no log yet.
         """
 
     @overload
-    def __init__(self, location: str | os.PathLike[str], rank: EngineRank, *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, timeout: float = 120.0) -> None:
+    def __init__(self, location: str | os.PathLike[str] | sparsecast.stores.Store, rank: EngineRank, *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, timeout: float = 120.0) -> None:
         """
         Follows with all ranks of an engine, of which `rank` is rank 0. `scratch` is a directory that all ranks can read under this path. step() waits for all ranks.
         """
