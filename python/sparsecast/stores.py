@@ -17,7 +17,7 @@ import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 from .errors import CorruptError, UnauthenticatedError, UnsupportedError
 
@@ -194,7 +194,7 @@ class Obstore(Store):
                 return None
             if found.meta["size"] > max_bytes:
                 raise CorruptError(f"it has {found.meta['size']} bytes, more than the {max_bytes} that it can have")
-            return found.bytes()  # type: ignore[no-any-return]
+            return cast(bytes, found.bytes())  # A buffer, which is not copied.
 
     def size(self, key: str) -> int | None:
         with self._errors():
@@ -207,7 +207,7 @@ class Obstore(Store):
         with self._errors():
             if length:
                 try:
-                    return self._obstore.get_range(self._store, key, start=offset, length=length)  # type: ignore[no-any-return]
+                    return cast(bytes, self._obstore.get_range(self._store, key, start=offset, length=length))
                 except self._obstore.exceptions.GenericError:
                     self._require(key, offset + length)  # A range that begins after the end is a failure of its own.
                     raise
