@@ -68,6 +68,7 @@ class Follower:
 
     def close(self) -> None:
         self.publisher.close()
+        self.server.kill()
 
 
 class Scene(Follower):
@@ -84,3 +85,7 @@ class Scene(Follower):
         """The logprobs of the trainer's weights, saved as a checkpoint and loaded by the stock server itself."""
         reload(self.stock, self.save())
         return probe(self.stock)
+
+    def close(self) -> None:
+        super().close()
+        self.stock.kill()

@@ -21,6 +21,34 @@ from live_load import Load, probe, reload
 IN_FLIGHT = 4
 
 
+# First, while no other server takes processor time: vLLM binds each worker to one of two.
+
+
+@pytest.mark.parametrize("cut", ["tensor", "pipeline"])
+def test_two_workers_hold_their_parts_of_a_version_or_both_the_version_before(
+    start: Start, model: Path, tmp_path: Path, cut: str
+) -> None:
+    scene = Follower(start, model, tmp_path, positions="packed")
+    version = scene.publish()
+    scene.server = scene.follow(ranks=2, cut=cut, VLLM_SERVER_DEV_MODE="1").wait()
+    try:
+        scene.until(lambda now: now["served"] == version)
+        load = Load([scene.server], IN_FLIGHT)
+        with load.running():
+            for _ in range(2):
+                version = scene.publish()
+                assert scene.reach(version).json() == {"version": version}
+        assert not load.failures and set(load.reasons) <= {"length"}
+        workers = scene.status()["workers"]
+        assert [(one["rank"], one["state"], one["is_whole"]) for one in workers] == [(r, "ready", True) for r in (0, 1)]
+        scene.server.post("/reset_prefix_cache")
+        now = probe(scene.server)
+        reload(scene.server, scene.save())
+        assert probe(scene.server) == now
+    finally:
+        scene.close()
+
+
 @pytest.fixture(scope="module")
 def scene(start: Start, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     made = Scene(start, model, tmp_path_factory.mktemp("scene"))
@@ -74,29 +102,3 @@ def test_a_server_that_was_killed_catches_up_by_itself_and_then_follows_under_lo
         f"seconds from commit to served: {delays}, paused: {pauses}, of these the last write: {worker['pause_seconds']}"
     )
     assert probe(scene.server) == scene.expected()
-
-
-@pytest.mark.parametrize("cut", ["tensor", "pipeline"])
-def test_two_workers_hold_their_parts_of_a_version_or_both_the_version_before(
-    start: Start, model: Path, tmp_path: Path, cut: str
-) -> None:
-    scene = Follower(start, model, tmp_path, positions="packed")
-    version = scene.publish()
-    scene.server = scene.follow(ranks=2, cut=cut, VLLM_SERVER_DEV_MODE="1").wait()
-    try:
-        scene.until(lambda now: now["served"] == version)
-        load = Load([scene.server], IN_FLIGHT)
-        with load.running():
-            for _ in range(2):
-                version = scene.publish()
-                assert scene.reach(version).json() == {"version": version}
-        assert not load.failures and set(load.reasons) <= {"length"}
-        workers = scene.status()["workers"]
-        assert [(one["rank"], one["state"], one["is_whole"]) for one in workers] == [(r, "ready", True) for r in (0, 1)]
-        scene.server.post("/reset_prefix_cache")
-        now = probe(scene.server)
-        reload(scene.server, scene.save())
-        assert probe(scene.server) == now
-    finally:
-        scene.close()
-        scene.server.kill()
