@@ -32,9 +32,9 @@ class Follower:
         self.publisher = Publisher(self.trainer, transport=log, wire_dtype=torch.bfloat16, positions=positions)
         self.server: LiveServer
 
-    def follow(self, *, port: int = 0, ranks: int = 1, cut: str = "tensor", **variables: str) -> LiveServer:
+    def follow(self, *, port: int = 0, ranks: int = 1, **variables: str) -> LiveServer:
         state = {"SPARSECAST_FOLLOW_STATE": str(self.work / "state"), "SPARSECAST_FOLLOW_INTERVAL": "0.2"}
-        options = {"kind": self.kind, "port": port, "ranks": ranks, "cut": cut, "follows": str(self.work / "log")}
+        options = {"kind": self.kind, "port": port, "ranks": ranks, "follows": str(self.work / "log")}
         return self.start(self.model, variables={**state, **variables}, **options)
 
     def publish(self) -> int:

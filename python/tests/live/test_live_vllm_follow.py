@@ -24,13 +24,10 @@ IN_FLIGHT = 4
 # First, while no other server takes processor time: vLLM binds each worker to one of two.
 
 
-@pytest.mark.parametrize("cut", ["tensor", "pipeline"])
-def test_two_workers_hold_their_parts_of_a_version_or_both_the_version_before(
-    start: Start, model: Path, tmp_path: Path, cut: str
-) -> None:
+def test_two_workers_hold_their_parts_of_every_version(start: Start, model: Path, tmp_path: Path) -> None:
     scene = Follower(start, model, tmp_path, positions="packed")
     version = scene.publish()
-    scene.server = scene.follow(ranks=2, cut=cut, VLLM_SERVER_DEV_MODE="1").wait()
+    scene.server = scene.follow(ranks=2, VLLM_SERVER_DEV_MODE="1").wait()
     try:
         scene.until(lambda now: now["served"] == version)
         load = Load([scene.server], IN_FLIGHT)
