@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -256,10 +257,12 @@ def _serve(commands: Connection, arguments: tuple[Any, ...]) -> None:
         name, values = commands.recv()
         if name == "exit":
             return
+        faulthandler.dump_traceback_later(0.8 * DEADLINE)  # A rank that stands still says where.
         try:
             commands.send(("ok", getattr(process, name)(*values)))
         except Exception as error:
             commands.send(("failed", f"{type(error).__name__}: {error}"))
+        faulthandler.cancel_dump_traceback_later()
 
 
 # -- in the test's process ---------------------------------------------------------------------------------------
