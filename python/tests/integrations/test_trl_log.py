@@ -248,7 +248,9 @@ def test_servers_that_follow_no_log_and_options_without_a_meaning_are_refused(
         plain.stop()
     with pytest.raises(DeadlineError, match="start it with SPARSECAST_FOLLOW=LOG"):
         WeightTransfer(f"http://127.0.0.1:{free_port}", log=log, wait=0.0).init_weight_transfer()
-    with pytest.raises(UsageError, match="with log= there is no option policy: .* durable, on_report, rename, wait"):
+    with pytest.raises(
+        UsageError, match="with log= there is no option policy: .* durable, on_report, positions, rename, wait"
+    ):
         WeightTransfer(log=log, policy=SyncPolicy())
     for options, words in (
         ({"log": log, "first": "seed"}, "with log= servers follow by themselves"),
