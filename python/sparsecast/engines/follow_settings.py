@@ -11,6 +11,7 @@ SPARSECAST_FOLLOW_AT        when a version is taken: once (default: at once), or
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -24,6 +25,8 @@ from sparsecast.transports import Log
 VARIABLE = "SPARSECAST_FOLLOW"
 PAUSES = ("keep", "retract", "wait", "abort")
 TIMES = ("once", "told")
+
+_NEWS = "news"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,24 @@ class FollowSettings:
     def for_worker(self) -> dict[str, Any]:
         """Returns what a worker needs of them, as JSON values."""
         return {"location": self.location, "state": self.state, "keys": list(self.keys), "interval": self.interval}
+
+    def news(self) -> list[str]:
+        """Returns what the workers have last written by `write_news`: a text for each replica whose state directory is
+        seen here, which changes when there is something to ask the workers about.
+        """
+        texts = []
+        for file in sorted(pathlib.Path(self.state).glob(f"replica-*/{_NEWS}")):
+            with contextlib.suppress(OSError):  # It may be gone by now.
+                texts.append(file.read_text(encoding="utf-8", errors="replace"))
+        return texts
+
+
+def write_news(state: str, text: str) -> None:
+    """Has `FollowSettings.news` return another text for the replica with this state directory. Without room on the disk
+    the text stays as it is.
+    """
+    with contextlib.suppress(OSError):
+        pathlib.Path(state, _NEWS).write_text(text, encoding="utf-8")
 
 
 def log_of_worker(settings: Mapping[str, Any], replica: int) -> Log:

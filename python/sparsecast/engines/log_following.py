@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server that follows a delta log in place: what the process of its HTTP server does, and the two routes.
 
-The workers fetch and stage (`WorkerFollower`). This task asks them what they have, pauses generation when a version is
-staged, has it written, names it, and resumes. Nothing connects to the server for that. If weights are of no whole
-version, the server stays paused until a later version has repaired them.
+The workers fetch and stage (`WorkerFollower`), and say in the state directory when something has changed. This task
+looks there, asks them then what they have, pauses generation when a version is staged, has it written, names it, and
+resumes. Nothing connects to the server for that. If weights are of no whole version, the server stays paused until a
+later version has repaired them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -23,8 +25,10 @@ FOLLOW_ROUTE = "/sparsecast/follow"
 VERSION_ROUTE = "/sparsecast/version"
 MAX_WAIT_SECONDS = 3600.0
 
-_POLL_SECONDS = 0.25  # Each poll takes the engine a moment between two steps.
 _SOON_SECONDS = 0.05
+_NEWS_SECONDS = 0.25  # Between two looks into the state directory.
+_LONGEST_SECONDS = 30.0  # Between two questions to the workers, each of which takes the engine a moment.
+_STATUS_SECONDS = 2.0
 _log = logging.getLogger("sparsecast")
 
 
@@ -71,20 +75,57 @@ class LogFollowing:
         self._wanted = 0
         self._cache_reset: bool | None = None
         self._error = ""
+        self._news: list[str] = []
+        self._asked = asyncio.Event()  # Somebody waits for what the workers say.
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
         """Follows until it is cancelled. No failure ends it: the server goes on with what it has, and says so."""
         while True:
             took = False
+            looked = False
+            self._asked.clear()
             try:
+                self._news = await self._read_news()
                 took = await self._look()
+                looked = True
                 self._say("")
             except Exception as error:  # Of the engine, or of the connection to its workers.
                 self._say(f"{type(error).__name__}: {error}")
             async with self._changed:
                 self._changed.notify_all()
-            await asyncio.sleep(_SOON_SECONDS if took else min(self._settings.interval, _POLL_SECONDS))
+            await self._rest(_SOON_SECONDS if took else _NEWS_SECONDS, until_news=looked and self._is_settled())
+
+    async def ask(self) -> dict[str, Any]:
+        """Returns the status as the workers answer it now, or the last one if they take longer than 2 s."""
+        self._asked.set()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._next_look(), _STATUS_SECONDS)
+        return self.status()
+
+    async def _next_look(self) -> None:
+        async with self._changed:
+            await self._changed.wait()
+
+    async def _rest(self, seconds: float, *, until_news: bool) -> None:
+        """Returns when somebody asks, and after `seconds`; with `until_news` only once the workers have written news."""
+        end = time.monotonic() + _LONGEST_SECONDS
+        while not self._asked.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), min(self._settings.interval, seconds))
+            if not until_news or time.monotonic() > end or await self._read_news() != self._news:
+                return
+
+    async def _read_news(self) -> list[str]:
+        return await asyncio.to_thread(self._settings.news)
+
+    def _is_settled(self) -> bool:
+        """Returns whether the workers' news say when the next step is due: not while some have staged and others have
+        not, nor for replicas on other hosts.
+        """
+        if not self._is_whole() or len(self._news) < len({worker["replica"] for worker in self._workers}):
+            return False
+        return not self._is_due() or all(worker["state"] != "staged" for worker in self._workers)
 
     def status(self) -> dict[str, Any]:
         """Returns JSON values: `served` is the version that the server names, `wanted` the least version that was asked for,
@@ -108,6 +149,7 @@ class LogFollowing:
         is told takes this one. Raises asyncio.TimeoutError, and UsageError with the reason if the following has ended.
         """
         self._wanted = max(self._wanted, version)
+        self._asked.set()
         return await asyncio.wait_for(self._reached(version), timeout)
 
     async def _reached(self, version: int) -> int:
@@ -192,7 +234,7 @@ def router() -> APIRouter:
 
     @routes.get(FOLLOW_ROUTE)
     async def look(request: Request) -> dict[str, Any]:
-        return following(request).status()
+        return await following(request).ask()
 
     @routes.post(VERSION_ROUTE)
     async def reach(

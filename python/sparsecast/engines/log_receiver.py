@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from sparsecast.engines.follow_settings import write_news
 from sparsecast.engines.receiver import on_device
 from sparsecast.errors import Error, PeerFailedError, UsageError
 from sparsecast.transports import Log
@@ -55,7 +56,7 @@ class LogReceiver:
     """Keeps the live weights of a rank of an engine at the versions of a delta log.
 
     `log.state` is a directory of this engine alone, for fetched objects and what it has seen of the log; all its ranks
-    can read it. `tensors` are whole canonical tensors, parallel to `table`, which may be views; with `ranks` they are
+    can read it, and rank 0 says there when its state has changed (`FollowSettings.news`). `tensors` are whole canonical tensors, parallel to `table`, which may be views; with `ranks` they are
     what the layout has for this rank. The caller keeps them where they are. `recomputations` and `guard` mean what they
     mean for `Receiver`. The thread begins with `start`, and looks for news every `interval` seconds.
     """
@@ -100,6 +101,7 @@ class LogReceiver:
         self._reseeded = 0
         self._error = ""
         self._pause_seconds = 0.0
+        self._news = ""
 
     # -- for any thread ------------------------------------------------------------------------------------------
 
@@ -217,6 +219,7 @@ class LogReceiver:
             with self._changed:
                 self._named = self._writes
                 self._changed.notify_all()
+                self._tell()
                 self._changed.wait_for(lambda: self._state in ("closed", "broken"), wait)
 
     def _step(self) -> None:
@@ -285,11 +288,19 @@ class LogReceiver:
             if self._state != "closed":
                 self._state = "staged"
             self._changed.notify_all()
+            self._tell()
             self._changed.wait_for(lambda: self._state in ("applying", "closed"))
             self._is_writing = self._state != "closed"
             return self._is_writing
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Says in the state directory what a server would ask this rank for, if it has changed; rank 0 speaks for all."""
+        news = f"{self._told_state()} {self._version} {self._not_computed or self._error}"
+        if self._rank == 0 and news != self._news:
+            self._news = news
+            write_news(str(self._log.state), news)
 
     def _told_state(self) -> State:
         whole = self._is_whole and not self._not_computed

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from sparsecast import TensorTable, describe
+from sparsecast.engines.follow_settings import FollowSettings
 from sparsecast.engines.log_receiver import LogReceiver
 from sparsecast.engines.refresh.recompute import Recomputation, loader_steps
 from sparsecast.engines.trace.loader import trace_loader
@@ -161,6 +162,28 @@ def test_a_version_is_staged_and_waits_until_the_engine_applies_it(scene: Scene)
         apply_until(receiver, scene.publish())
         assert engine.holds(scene.trainer)
     assert comes_to(receiver, "ready") and receiver.status()["lag"] == 0
+
+
+def test_a_server_sees_in_the_state_directory_when_there_is_something_to_ask(
+    scene: Scene, tmp_path: pathlib.Path
+) -> None:
+    settings = FollowSettings(str(scene.log.location), str(tmp_path / "server"))
+    replica = tmp_path / "server" / "replica-0"
+    replica.mkdir(parents=True)
+    engine, receiver = scene.follow(state=replica)
+
+    def news_begin_with(words: str) -> bool:
+        until = time.monotonic() + SECONDS
+        while not (seen := settings.news()) or not seen[0].startswith(words):
+            assert time.monotonic() < until, seen
+            time.sleep(0.005)
+        return True
+
+    assert news_begin_with(f"ready {FIRST}")
+    scene.publish()
+    assert news_begin_with(f"staged {FIRST}") and receiver.apply() and news_begin_with(f"ready {FIRST + 1}")
+    shutil.rmtree(str(scene.log.location))
+    assert news_begin_with(f"ready {FIRST + 1} {error_of(receiver)}")
 
 
 def test_an_engine_that_is_far_behind_catches_up_and_one_that_starts_again_does_so_from_its_files(scene: Scene) -> None:

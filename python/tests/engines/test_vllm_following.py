@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import pathlib
+import tempfile
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ pytest.importorskip("fastapi")
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from sparsecast.engines.follow_settings import FollowSettings
+from sparsecast.engines.follow_settings import FollowSettings, write_news
 from sparsecast.engines.log_following import LogFollowing, router
 from sparsecast.engines.vllm.led_engine import VllmEngine
 from sparsecast.errors import UsageError
@@ -25,15 +27,26 @@ class Engine:
 
     def __init__(self, *others: dict[str, Any]) -> None:
         self.calls: list[str] = []
+        self.asked = 0
+        self._directory = tempfile.TemporaryDirectory()
+        self.state = pathlib.Path(self._directory.name)
         self.worker = {"replica": 0, "rank": 0, "state": "ready", "version": 1, "is_whole": True, "error": ""}
         self.others = others
         self.after_apply: dict[str, Any] = {"state": "ready", "version": 2}
         self.paused = False
 
+    def becomes(self, **changes: Any) -> None:
+        """Changes what worker 0 answers, and has it say that there are news."""
+        self.worker |= changes
+        replica = self.state / "replica-0"
+        replica.mkdir(exist_ok=True)
+        write_news(str(replica), str(self.worker))
+
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[dict[str, Any]]:
+        self.asked += 1
         if method == "sparsecast_follow_apply":
             self.calls.append("apply" if args == ([0],) else f"apply {args}")
-            self.worker |= self.after_apply
+            self.becomes(**self.after_apply)
         return [dict(self.worker), *map(dict, self.others)]
 
     async def is_paused(self) -> bool:
@@ -57,7 +70,7 @@ class Engine:
 
 def run(work: Callable[[LogFollowing], Awaitable[None]], engine: Engine, **settings: Any) -> LogFollowing:
     async def scene() -> LogFollowing:
-        chosen = FollowSettings("/log", "/state", interval=0.01, **settings)
+        chosen = FollowSettings("/log", str(engine.state), interval=0.01, **settings)
         following = LogFollowing(VllmEngine(engine, chosen), chosen)
         task = asyncio.create_task(following.run())
         try:
@@ -89,7 +102,7 @@ def test_a_version_is_written_and_named_within_a_pause(pause: str, calls: list[s
     async def work(following: LogFollowing) -> None:
         await until(lambda: following.status()["served"] == 1)
         assert engine.calls == ["version 1"]
-        engine.worker["state"] = "staged"
+        engine.becomes(state="staged")
         assert await following.reach(2, 10) == 2
 
     assert run(work, engine, pause=pause).status()["paused"] is False
@@ -100,7 +113,7 @@ def test_a_version_is_taken_by_a_replica_when_all_its_workers_have_staged_it() -
     second = {"replica": 0, "rank": 1, "state": "ready", "version": None, "is_whole": True, "error": ""}
     behind = {"replica": 1, "rank": 0, "state": "ready", "version": 2, "is_whole": True, "error": ""}
     engine = Engine(second, behind)
-    engine.worker["state"] = "staged"
+    engine.becomes(state="staged")
 
     async def work(following: LogFollowing) -> None:
         await until(lambda: len(following.status()["workers"]) == 3)
@@ -116,14 +129,14 @@ def test_a_version_is_taken_by_a_replica_when_all_its_workers_have_staged_it() -
 def test_a_pause_of_somebody_else_is_left_as_it_is() -> None:
     engine = Engine()
     engine.paused = True
-    engine.worker["state"] = "staged"
+    engine.becomes(state="staged")
     run(lambda following: until(lambda: following.status()["served"] == 2), engine)
     assert engine.calls == ["apply", "reset False", "version 2"]
 
 
 def test_weights_of_no_version_keep_the_server_paused_until_a_version_repairs_them() -> None:
     engine = Engine()
-    engine.worker["state"] = "staged"
+    engine.becomes(state="staged")
     engine.after_apply = {"state": "dirty", "version": 1, "is_whole": False, "error": "no memory left"}
 
     async def work(following: LogFollowing) -> None:
@@ -133,7 +146,7 @@ def test_weights_of_no_version_keep_the_server_paused_until_a_version_repairs_th
         await engine.resume_generation()  # By somebody who does not know.
         await until(lambda: engine.paused)
         engine.after_apply = {"state": "ready", "version": 3, "is_whole": True, "error": ""}
-        engine.worker["state"] = "staged"
+        engine.becomes(state="staged")
         await until(lambda: following.status()["served"] == 3)
 
     status = run(work, engine).status()
@@ -142,7 +155,7 @@ def test_weights_of_no_version_keep_the_server_paused_until_a_version_repairs_th
 
 def test_a_server_that_is_told_takes_nothing_before() -> None:
     engine = Engine()
-    engine.worker["state"] = "staged"
+    engine.becomes(state="staged")
 
     async def work(following: LogFollowing) -> None:
         await asyncio.sleep(0.1)
@@ -155,12 +168,46 @@ def test_a_server_that_is_told_takes_nothing_before() -> None:
 
 def test_what_has_ended_is_said_to_those_who_wait() -> None:
     engine = Engine()
-    engine.worker |= {"state": "broken", "error": "the log is of another run"}
+    engine.becomes(state="broken", error="the log is of another run")
 
     async def work(following: LogFollowing) -> None:
         await until(lambda: bool(following.status()["workers"]))
         with pytest.raises(UsageError, match="stays at version 1: the log is of another run"):
             await following.reach(2, 10)
+
+    run(work, engine)
+
+
+def test_workers_are_asked_when_they_have_news_and_when_somebody_wants_to_know() -> None:
+    engine = Engine()
+    engine.becomes(head=1)
+
+    async def work(following: LogFollowing) -> None:
+        await until(lambda: following.status()["served"] == 1)
+        await asyncio.sleep(0.3)
+        assert engine.asked == 1
+        engine.worker["head"] = 2  # Which is no news to the server.
+        assert (await following.ask())["workers"][0]["head"] == 2
+        await asyncio.sleep(0.3)
+        assert engine.asked == 2
+        engine.becomes(version=3)
+        await until(lambda: following.status()["served"] == 3)
+        await asyncio.sleep(0.3)
+        assert engine.asked == 3
+
+    run(work, engine)
+
+
+def test_workers_whose_news_are_not_seen_here_are_asked_all_the_time() -> None:
+    elsewhere = {"replica": 1, "rank": 0, "state": "ready", "version": 1, "is_whole": True, "error": ""}
+    engine = Engine(elsewhere)
+    engine.becomes(head=1)
+
+    async def work(following: LogFollowing) -> None:
+        await until(lambda: engine.asked > 5)
+        elsewhere["version"] = 2
+        engine.worker["version"] = 2
+        await until(lambda: following.status()["served"] == 2)
 
     run(work, engine)
 
@@ -173,11 +220,11 @@ def test_several_api_processes_are_refused_with_the_cure() -> None:
 def test_the_routes_answer_with_the_reason() -> None:
     app = FastAPI()
     app.include_router(router())
-    client = TestClient(app)
-    assert client.get("/sparsecast/follow").status_code == 404
-    settings = FollowSettings("/log", "/state")
-    app.state.sparsecast_following = LogFollowing(VllmEngine(Engine(), settings), settings)
-    assert client.get("/sparsecast/follow").json()["location"] == "/log"
-    late = client.post("/sparsecast/version", json={"at_least": 1, "timeout": 0.05})
-    assert late.status_code == 504 and "version 1 has not come within 0.05 s" in late.json()["detail"]
-    assert client.post("/sparsecast/version", json={"at_least": -1}).status_code == 422
+    with TestClient(app) as client:  # One event loop for all requests.
+        assert client.get("/sparsecast/follow").status_code == 404
+        settings = FollowSettings("/log", "/state")
+        app.state.sparsecast_following = LogFollowing(VllmEngine(Engine(), settings), settings)
+        assert client.get("/sparsecast/follow").json()["location"] == "/log"
+        late = client.post("/sparsecast/version", json={"at_least": 1, "timeout": 0.05})
+        assert late.status_code == 504 and "version 1 has not come within 0.05 s" in late.json()["detail"]
+        assert client.post("/sparsecast/version", json={"at_least": -1}).status_code == 422
