@@ -156,7 +156,7 @@ struct OrderedBlock {
   std::uint64_t changed = 0;
   std::uint32_t record = 0;
   std::uint32_t tensor = 0;
-  std::uint32_t groups = 0;  ///< Number of tensors that have at least one of these blocks.
+  std::uint32_t groups = 0;  ///< Number of tensors that have any block up to and including this one.
   std::uint32_t reserved = 0;
 };
 

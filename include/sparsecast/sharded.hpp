@@ -137,8 +137,8 @@ class SPARSECAST_API ShardedPublisher {
   void regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open, std::chrono::milliseconds timeout);
 
   /// Brings the current weights to every engine, collectively over the world. When it throws, no rank has committed the
-  /// new version and the group is broken: call regroup() with the remaining ranks. The error is this rank's own;
-  /// kPeerFailed, which names a failed rank and its message; kDigestMismatch, which names an engine; or kTimeout.
+  /// new version and the group is broken: call regroup() with the remaining ranks. It throws the error of this rank,
+  /// kPeerFailed (naming a failed rank and its message), kDigestMismatch (naming an engine), or kTimeout.
   ShardedReport sync(std::chrono::milliseconds timeout);
 
   /// Returns the group's plan. Throws Error{kUsage} before the first regroup().

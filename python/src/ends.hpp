@@ -14,7 +14,4 @@ namespace sparsecast::python {
 /// CUDA ordinal for it). Throws Error{kUsage} for any other name.
 GroupOpener opener_of(const std::string& channels, int device);
 
-/// Binds the classes of the reports of flat and of sharded syncs.
-void bind_reports(nb::module_& m);
-
 }  // namespace sparsecast::python

@@ -260,7 +260,7 @@ class SectionBuilder {
   };
 
   BlockRules rules_;
-  std::uint32_t plain_block_changes_;  ///< Number of changes after which a block ends that is not `context`.
+  std::uint32_t plain_block_changes_;  ///< Number of changes at which a block ends that is not `context`.
   std::uint32_t block_changes_ = kBlockChanges;
   std::uint64_t elements_ = 0;
   DType dtype_ = DType::kBF16;

@@ -96,11 +96,12 @@ class MemoryBackend {
   /// Casts the elements of `box` from fp32 at `masters` to bf16 at `to`, which have the same layout.
   virtual void cast(const MemoryBox& box, const std::byte* masters, std::byte* to) const = 0;
 
-  /// Returns a reader of `regions`, which lie in memory of allocate() and are parallel to `table`. Only one reader and
-  /// one writer may be in use at a time; the table and the memory must outlive them.
+  /// Returns a reader of `regions`, which lie in memory of allocate() and are parallel to `table`. Only one reader may
+  /// be in use at a time; the table and the memory must outlive it.
   virtual std::unique_ptr<RegionReader> make_reader(const TensorTable& table,
                                                     const std::vector<TensorRef>& regions) = 0;
-  /// Returns a writer into `regions`, which are parallel to `table`; the rules are those of make_reader().
+  /// Returns a writer into `regions`, tensors of the caller that are parallel to `table`. The table and the memory must
+  /// outlive it.
   virtual std::unique_ptr<RegionWriter> make_writer(const TensorTable& table,
                                                     const std::vector<TensorRef>& regions) = 0;
 };

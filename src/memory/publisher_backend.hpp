@@ -21,8 +21,8 @@ class PublisherBackend {
     bool knows_old = false;
     bool keeps_snapshot = false;
     bool consumes_changes = false;
-    /// Whether encode() writes the new bits to the snapshot. False for deltas that could not roll the snapshot back,
-    /// `raw` ones and `context` ones: the commit then writes the new bits to the snapshot.
+    /// Whether encode() writes the new bits to the snapshot; if not, the commit does. False for `raw` values and, on
+    /// the host, for `context` positions, because the snapshot could not be rolled back by such deltas.
     bool refreshes_in_pass = false;
   };
 

@@ -24,8 +24,8 @@ _ROWS_OF_ELEMENTS = 1 << 24  # Number of elements that are in fp32 at one time.
 @dataclass
 class MergeLoss:
     """Figures of one module, or of all modules. "delta" is ``scale * B @ A``, and "applied" what the merge adds to the
-    base. With an earlier version of the adapter, "delta" is the difference between the two, and "applied" the
-    difference of their merges.
+    base. If an earlier version of the adapter is given, "delta" is the later delta minus the earlier one, and
+    "applied" the later merge minus the earlier one.
     """
 
     module: str

@@ -198,8 +198,8 @@ class Group:
         self._transport = None  # Closes its connections: who waits for records hears of it.
 
     def fail(self, error: Exception, consequence: str) -> Exception:
-        """Gives up because of `error`. Returns what to raise: it, or an Error that adds why another rank gave up before
-        and what the failure means for the sync.
+        """Gives up because of `error`, and returns the exception to raise: `error` itself, or for an Error of this
+        library a copy whose message adds why another rank gave up first, and the `consequence` for the sync.
         """
         if not isinstance(error, Error):
             self.give_up(f"{type(error).__name__}: {error}")

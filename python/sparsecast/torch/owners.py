@@ -82,8 +82,8 @@ def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def tensors_and_rest_of(module: nn.Module) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Returns :func:`tensors_of` the module, and the names of all other entries of its state dict: entries that are not
-    tensors, and entries that a hook has made.
+    """Returns the tensors of the module (:func:`tensors_of`), and the names of the other entries of its state dict:
+    those that are no tensors, and those that a hook of the state dict has added.
     """
     for name, part in module.named_modules():
         if type(part).__name__ == "FullyShardedDataParallel":

@@ -88,8 +88,8 @@ class PatchStore {
  private:
   struct Stored {
     TensorPatches::Head head;
-    std::uint64_t indices = 0;  ///< Offset in the spool at which the indices begin; `values` is that of the values.
-    std::uint64_t values = 0;
+    std::uint64_t indices = 0;  ///< Offset of the first index in the spool.
+    std::uint64_t values = 0;   ///< Offset of the first value in the spool.
   };
 
   const TensorTable& table_;

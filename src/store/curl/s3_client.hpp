@@ -114,7 +114,8 @@ constexpr std::chrono::milliseconds kCleaningDeadline{5'000};
 // Read whole objects and ranges, in parts of S3Options::part_bytes, `connections` parts at a time. All parts are of one
 // version of the object: their entity tags are compared, and an object that was replaced meanwhile is read again.
 
-/// Implements ObjectStore::get: returns the object, or nullopt if there is none.
+/// Implements ObjectStore::get: returns the object, or nullopt if there is none. Throws Error{kCorrupt}, before it
+/// reads more, for an object of more than `max_bytes`.
 std::optional<Bytes> read_s3_object(S3Client& client, const std::string& key, std::uint64_t max_bytes);
 /// Implements ObjectStore::get_range: fills `buffer`, which must have at least one byte, with the object's bytes from
 /// `offset` on.

@@ -32,7 +32,7 @@ namespace sparsecast {
 inline constexpr std::uint32_t kRendezvousProtocol = 1;
 inline constexpr char kRendezvousMagic[9] = "sparsecR";
 
-enum class RejectReason : std::uint32_t { kNone = 0, kProtocol = 1, kSecret = 2, kMalformed = 3 };
+enum class RejectReason : std::uint32_t { kNone = 0, kProtocol = 1, kSecret = 2 };
 
 struct Hello {
   char magic[8] = {};

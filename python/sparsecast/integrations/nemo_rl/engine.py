@@ -137,8 +137,8 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
         )
 
     def _write(self, weights: Iterator[tuple[str, torch.Tensor]], writer: ChunkWriter, mirror: Mirror) -> None:
-        """Compares tensors with the mirror, and sends the tensors that the mirror does not have as they are. Raises
-        UsageError for names, shapes or dtypes that do not fit.
+        """Sends what the mirror lacks: the changes of tensors that it has, and tensors that it does not have whole.
+        Raises UsageError for names, shapes or dtypes that do not fit.
         """
         seen: set[str] = set()
         for name, tensor in weights:
