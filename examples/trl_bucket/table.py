@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from report import draw_training
+
 HEADER = "step version  reward  density    bytes  ratio  encode ms  upload ms  serve ms  pause ms  other serves  lag"
 
 
@@ -48,14 +50,8 @@ def plot(rows: list[Row], path: str) -> None:
     figure, panels = pyplot.subplots(3, 2, sharex=True, figsize=(9, 8), layout="constrained")
     (reward, density), (sizes, pause), (seconds, versions) = panels
     steps = [row.step for row in rows]
-    sampled = [row for row in rows if row.reward is not None]
-    reward.plot([row.step for row in sampled], [row.reward for row in sampled])
-    reward.set_ylabel("reward")
-    reward.set_ylim(0, 1)
+    draw_training(reward, density, rows)
     later = rows[1:]  # The first version changes nothing.
-    density.plot([row.step for row in later], [100 * row.density for row in later])
-    density.set_ylabel("changed weights, %")
-    density.set_ylim(bottom=0)
     sizes.plot([row.step for row in later], [row.wire_bytes for row in later], label="delta in the bucket")
     sizes.plot(steps, [row.dense_bytes for row in rows], label="all weights", linestyle="--")
     sizes.set_ylabel("bytes")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import sys
@@ -26,12 +25,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "trl_vllm"), str(ROOT / "tests")]
 
 import httpx  # noqa: E402
-import torch  # noqa: E402
-from common import QUESTIONS, add_arguments, grpo_trainer, make_model, save  # noqa: E402
+from common import QUESTIONS, add_arguments, begin, grpo_trainer, make_model, save, write_table  # noqa: E402
 from server import PATIENCE_SECONDS, Server, probe, serving  # noqa: E402
 from table import HEADER, Row, plot  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
-from transformers.utils import logging  # noqa: E402
 from watch import Watch  # noqa: E402
 
 import sparsecast.integrations.trl  # noqa: E402
@@ -189,12 +186,8 @@ def main() -> None:
     parser.add_argument("--log", default="", metavar="LOCATION", help="s3://BUCKET/PREFIX, or a directory; a new one")
     add_arguments(parser)
     parser.add_argument("--port", type=int, default=8000, help="of the first server; the other has the next (8000)")
-    parser.add_argument("--plot", metavar="FILE", help="draw the table; .svg or .png (needs matplotlib)")
-    parser.add_argument("--json", metavar="FILE", help="write the table")
     args = parser.parse_args()
-    logging.disable_progress_bar()
-    torch.set_num_threads(1)
-    torch.manual_seed(args.seed)
+    begin(args.seed)
     with tempfile.TemporaryDirectory(prefix="sparsecast-trl-") as directory, bucket(args.log) as log:
         work = pathlib.Path(directory)
         start, saved = work / "start", work / "saved"
@@ -203,7 +196,7 @@ def main() -> None:
         with serving(saved, args.port, work / "fresh.log") as url:
             fresh = probe(url, QUESTIONS)
     if args.json:
-        pathlib.Path(args.json).write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+        write_table(rows, args.json)
     if args.plot:
         plot(rows, args.plot)
     sent, dense = (sum(getattr(row, field) for row in rows) for field in ("wire_bytes", "dense_bytes"))

@@ -4,24 +4,43 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from task import demonstrate, is_sorted, prompts, tokenizer, untrained
 from transformers import PrinterCallback, TrainerCallback
+from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
 QUESTIONS = [f"{digits}>" for digits in ("592013", "000000", "987654", "112233", "407218")]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the model and of TRL."""
+    """Adds those of the model, of TRL, and of what is written at the end."""
     parser.add_argument("--steps", type=int, default=100, help="of GRPO (default: 100)")
     parser.add_argument("--supervised-steps", type=int, default=250, help="of the supervised phase (default: 250)")
     parser.add_argument("--prompts", type=int, default=16, help="a step (default: 16)")
     parser.add_argument("--group", type=int, default=8, help="answers to each prompt (default: 8)")
     parser.add_argument("--lr", type=float, default=1e-5, help="of GRPO (default: 1e-5)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--plot", metavar="FILE", help="draw the table; .svg or .png (needs matplotlib)")
+    parser.add_argument("--json", metavar="FILE", help="write the table")
+
+
+def begin(seed: int) -> None:
+    """Makes runs alike: one thread of torch, the seed, no progress bars in the output."""
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+
+
+def write_table(rows: Sequence[Any], path: str) -> None:
+    """Writes rows, which are dataclasses, as JSON."""
+    pathlib.Path(path).write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
 
 
 def make_model(directory: pathlib.Path, supervised_steps: int, seed: int) -> None:

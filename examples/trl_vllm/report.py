@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 HEADER = "step  reward  density    bytes    dense  ratio  pause ms  sync ms  encode ms  apply ms"
@@ -48,6 +49,18 @@ class Row:
         )
 
 
+def draw_training(reward: Any, density: Any, rows: Sequence[Any]) -> None:
+    """Draws the reward and the density by step, for rows with these fields, into two panels of matplotlib."""
+    sampled = [row for row in rows if row.reward is not None]
+    reward.plot([row.step for row in sampled], [row.reward for row in sampled])
+    reward.set_ylabel("reward")
+    reward.set_ylim(0, 1)
+    later = rows[1:]  # The first one changes nothing.
+    density.plot([row.step for row in later], [100 * row.density for row in later])
+    density.set_ylabel("changed weights, %")
+    density.set_ylim(bottom=0)
+
+
 def plot(rows: list[Row], path: str) -> None:
     """Reward, density, bytes and pause by step."""
     import matplotlib
@@ -60,14 +73,8 @@ def plot(rows: list[Row], path: str) -> None:
         2, 2, sharex=True, figsize=(9, 6), layout="constrained"
     )
     steps = [row.step for row in rows]
-    sampled = [row for row in rows if row.reward is not None]
-    reward.plot([row.step for row in sampled], [row.reward for row in sampled])
-    reward.set_ylabel("reward")
-    reward.set_ylim(0, 1)
+    draw_training(reward, density, rows)
     later = rows[1:]  # The first sync only compares.
-    density.plot([row.step for row in later], [100 * row.density for row in later])
-    density.set_ylabel("changed weights, %")
-    density.set_ylim(bottom=0)
     sizes.plot([row.step for row in later], [row.wire_bytes for row in later], label="sent")
     sizes.plot(steps, [row.dense_bytes for row in rows], label="all weights", linestyle="--")
     sizes.set_ylabel("bytes")

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import pathlib
 import tempfile
 import time
 
-import torch
-from common import QUESTIONS, add_arguments, grpo_trainer, make_model, save
+from common import QUESTIONS, add_arguments, begin, grpo_trainer, make_model, save, write_table
 from report import HEADER, Row, plot
 from server import probe, serving
 from transformers import TrainerCallback
-from transformers.utils import logging
 
 import sparsecast.integrations.trl
 from sparsecast.control import SyncReport
@@ -74,12 +71,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     parser.add_argument("--port", type=int, default=8000, help="of the server; ranks meet at the next (default: 8000)")
-    parser.add_argument("--plot", metavar="FILE", help="draw the table; .svg or .png (needs matplotlib)")
-    parser.add_argument("--json", metavar="FILE", help="write the table")
     args = parser.parse_args()
-    logging.disable_progress_bar()
-    torch.set_num_threads(1)
-    torch.manual_seed(args.seed)
+    begin(args.seed)
     with tempfile.TemporaryDirectory(prefix="sparsecast-trl-") as directory:
         work = pathlib.Path(directory)
         start, saved = work / "start", work / "saved"
@@ -93,7 +86,7 @@ def main() -> None:
         with serving(saved, args.port, work / "fresh.log") as url:
             fresh = probe(url, QUESTIONS)
     if args.json:
-        pathlib.Path(args.json).write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+        write_table(rows, args.json)
     if args.plot:
         plot(rows, args.plot)
     if updated != fresh:

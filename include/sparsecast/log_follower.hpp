@@ -52,8 +52,8 @@ class SPARSECAST_API FollowerTarget {
   /// default everything may be replaced.
   virtual void require_replaceable(const Hash128& table_hash);
   /// Replaces everything by the checkpoint in `directory`, which lies in scratch_directory(). Its digest must be
-  /// `expected`, which is verified before anything is replaced. The target may keep the directory's files, and removes
-  /// the directory in any case.
+  /// `expected`, which is verified before anything is replaced. The target may move the directory or its files away;
+  /// the follower removes what is left, also after an error.
   virtual void reseed(const std::string& directory, std::uint64_t version, const StateDigest& expected) = 0;
   /// Returns an existing directory for fetched objects, on the target's own file system.
   virtual std::string scratch_directory() = 0;

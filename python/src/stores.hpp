@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where a log is, from Python: a directory or a bucket as text, or an object that stores it (sparsecast.stores.Store).
+// Location of a log, from Python: a directory or a bucket as text, or an object that stores it
+// (sparsecast.stores.Store).
 
 #include <chrono>
 #include <memory>

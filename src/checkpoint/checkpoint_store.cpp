@@ -87,4 +87,12 @@ std::vector<StateDigest> digest_store(const CheckpointStore& store, int threads,
   return digests;
 }
 
+void require_anchor_digest(const CheckpointStore& store, const StateDigest& expected, const std::string& path,
+                           int threads, const Progress& progress) {
+  const StateDigest found = sum(digest_store(store, threads, progress));
+  if (found == expected) return;
+  throw Error(ErrorCode::kMixed,
+              fmt::format("the anchor has digest {}, not {}", to_hex(found.value), to_hex(expected.value)), path);
+}
+
 }  // namespace sparsecast

@@ -61,4 +61,9 @@ class CheckpointStore {
 /// are thrown as Error. `threads` is the number of threads, 0 for all cores.
 std::vector<StateDigest> digest_store(const CheckpointStore& store, int threads, const Progress& progress = nullptr);
 
+/// Reads all tensors of an anchor, the checkpoint at `path`. Throws Error{kMixed} that names `path` unless their digest
+/// is `expected`. The other arguments are those of digest_store().
+void require_anchor_digest(const CheckpointStore& store, const StateDigest& expected, const std::string& path,
+                           int threads = 1, const Progress& progress = nullptr);
+
 }  // namespace sparsecast

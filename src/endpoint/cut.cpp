@@ -103,7 +103,7 @@ class RegionChanges {
   std::vector<SectionBlocks> encoded_;
 };
 
-/// Where a region of a tensor is.
+/// Place of a region among the streams.
 struct RegionPlace {
   std::size_t stream = 0;
   std::uint32_t region = 0;

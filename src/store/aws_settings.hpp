@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the AWS tools are told: the variables of the environment, and the files of profiles.
+// Settings of the AWS tools: variables of the environment, and profiles in files.
 
 #include <functional>
 #include <map>

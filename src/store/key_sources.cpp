@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Where keys of S3 come from: the order of sources, and those that need no endpoint.
+// Sources of keys for S3: their order, and those that need no endpoint.
 
 #include <fmt/format.h>
 

@@ -198,7 +198,7 @@ class EngineOfTwo : public testing::Test {
       lead(follower);
     });
   }
-  /// What a rank holds beside a version; empty: that version.
+  /// Returns whether both ranks hold their parts of a version.
   bool hold(std::uint64_t version) {
     return ranks_[0].storage == part(0, version) && ranks_[1].storage == part(1, version);
   }

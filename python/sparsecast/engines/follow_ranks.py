@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -16,7 +14,7 @@ from sparsecast.engines.log_receiver import Ranks
 from sparsecast.engines.trace.dtypes import TORCH_DTYPES
 from sparsecast.engines.trace.memory import host_memory, seen_by
 from sparsecast.torch.layouts import collective_device, gather_layout
-from sparsecast.transports import address_facing, free_port
+from sparsecast.torch.meeting_place import LOOPBACK, meeting_place
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -24,20 +22,17 @@ if TYPE_CHECKING:
     from sparsecast import ControlChannel, Layout, Memory
     from sparsecast.engines.trace.loader import TracedLoader
 
-_LOOPBACK = "127.0.0.1"
-_ADDRESS_BYTES = 1024
-
 
 @dataclass(frozen=True)
 class FollowedPart:
-    """What a rank of an engine follows a log with."""
+    """Tensors of one rank of an engine, and its ranks, for following a log together."""
 
     ranks: Ranks
     tensors: list[Memory]
     """Memory of the rank's local tensors, in the order of the layout."""
     unused: dict[str, torch.Tensor]
     """Canonical tensors that no rank has a use for, zeros in host memory, which rank 0 keeps for the digest of the log;
-    for the caller to fill, and to keep with the traced tensors. Empty on the other ranks."""
+    for the caller to fill. Empty on the other ranks."""
 
 
 def followed_part(traced: TracedLoader, group: ProcessGroup, timeout: float) -> FollowedPart:
@@ -46,7 +41,7 @@ def followed_part(traced: TracedLoader, group: ProcessGroup, timeout: float) -> 
     """
     own, tensors, unused = _with_unused(traced, group)
     layout = gather_layout(own, group)
-    return FollowedPart(Ranks(_meet(layout, group, timeout), layout), tensors, unused)
+    return FollowedPart(Ranks(_meet(group, timeout), layout), tensors, unused)
 
 
 def _with_unused(traced: TracedLoader, group: ProcessGroup) -> tuple[Layout, list[Memory], dict[str, torch.Tensor]]:
@@ -74,32 +69,15 @@ def _with_unused(traced: TracedLoader, group: ProcessGroup) -> tuple[Layout, lis
     return Layout(own.table, [RankLayout(locals_, shards, rank.node)], own.ties), tensors, unused
 
 
-def _meet(layout: Layout, group: ProcessGroup, timeout: float) -> ControlChannel:
-    """Returns a channel between the ranks of the group, over TCP: on the loopback interface if all are on one host."""
+def _meet(group: ProcessGroup, timeout: float) -> ControlChannel:
+    """Returns a channel between the ranks of the group, over TCP."""
     from sparsecast import meet
 
-    nodes = [rank.node for rank in layout.ranks]
-    others = [node for node in nodes if node != nodes[0]]
-    place: dict[str, Any] = {}
-    if dist.get_rank(group) == 0:
-        host = address_facing(others[0], 0) if others else _LOOPBACK
-        place = {"host": host, "port": free_port(), "secret": secrets.token_hex(32)}
-    place = _told_by_rank_0(place, group)
+    place = meeting_place(group)
     return meet(
-        place["host"],
-        place["port"],
+        **place,
         rank=dist.get_rank(group),
         size=dist.get_world_size(group),
-        secret=place["secret"],
-        interface="" if others else _LOOPBACK,
+        interface=LOOPBACK if place["host"] == LOOPBACK else "",
         timeout=timeout,
     )
-
-
-def _told_by_rank_0(value: dict[str, Any], group: ProcessGroup) -> dict[str, Any]:
-    message = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8, device=collective_device(group))
-    text = json.dumps(value).encode().ljust(_ADDRESS_BYTES)
-    message.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    dist.broadcast(message, src=dist.get_global_rank(group, 0), group=group)
-    told: dict[str, Any] = json.loads(message.cpu().numpy().tobytes())
-    return told

@@ -27,7 +27,7 @@ _ANSWER_SECONDS = 5.0  # for the way to a server and back, beyond the time that 
 
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
-    """How weights get to a log.
+    """Options of weights that are sent to a log.
 
     log         directory or "s3://bucket/prefix" of the log, or a `Log` with a signing key, a mirror or a timeout. It
                 begins with the first weights, or goes on from its newest version. Without a mirror there is a temporary

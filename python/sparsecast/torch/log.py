@@ -17,7 +17,27 @@ from .shards import LocalShards, WholeTensors, whole_tensors
 from .streams import StreamOrder
 
 
-class LogEnd:
+class ToLog:
+    """What both ends of a publisher to a log have: the newest version that is known to be in it."""
+
+    def __init__(self, log: Log, version: int) -> None:
+        self._log = log
+        self._version, self._digest = version, ""
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def digest(self) -> str:
+        return self._digest
+
+    def regroup(self, transport: Transport | None) -> None:
+        if transport is not None and transport != self._log:
+            raise UsageError("a publisher to a log stays with it")
+
+
+class LogEnd(ToLog):
     """The part of a :class:`Publisher` that publishes to a delta log. Creates the log with the current weights if there
     is none.
     """
@@ -32,8 +52,8 @@ class LogEnd:
     ) -> None:
         if not _core.has_log:
             raise UnsupportedError("this build of sparsecast has no delta logs (libsodium was not found)")
+        super().__init__(log, version)
         self.layout = shards.layout
-        self._log = log
         self._shards = shards
         whole = whole_tensors(shards, "a log")
         self.order = StreamOrder(whole.tensors)
@@ -71,18 +91,6 @@ class LogEnd:
         )
         self._version = self._publisher.version
         self._digest = self._publisher.digest
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    @property
-    def digest(self) -> str:
-        return self._digest
-
-    def regroup(self, transport: Transport | None) -> None:
-        if transport is not None and transport != self._log:
-            raise UsageError("a publisher to a log stays with it")
 
     def publish(
         self, step: int | None, label: str, ready: torch.cuda.Event | None, weights_read: Callable[[], None]

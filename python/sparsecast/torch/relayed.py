@@ -13,8 +13,6 @@ import concurrent.futures
 import dataclasses
 import datetime
 import json
-import secrets
-import socket
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,11 +20,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from ..errors import PeerFailedError, UsageError
+from ..errors import PeerFailedError
 from ..relay import LogRelay
-from ..transports import Log, Transport, World, address_facing, free_port
+from ..transports import Log, World
 from .layouts import gather_bytes, gather_layout
 from .live import LiveEnd
+from .log import ToLog
+from .meeting_place import meeting_place
 from .report import PublishReport
 from .shards import LocalShards
 
@@ -48,7 +48,7 @@ def is_parted(shards: LocalShards, process_group: dist.ProcessGroup | None) -> b
     return process_group is not None or any(name not in aliases for name in parts)
 
 
-class RelayedEnd:
+class RelayedEnd(ToLog):
     """The part of a :class:`Publisher` on each rank. All methods but ``close`` are collective; an error on one rank is
     raised on all.
     """
@@ -63,7 +63,7 @@ class RelayedEnd:
         encode: dict[str, Any],
         report_tensors: bool,
     ) -> None:
-        self._log = log
+        super().__init__(log, version)
         # A group of its own: a thread may use it while the trainer's other collectives go on.
         wait = datetime.timedelta(seconds=_LONGEST_WAITS * log.timeout)
         ranks = dist.get_process_group_ranks(process_group if process_group is not None else dist.group.WORLD)
@@ -73,7 +73,6 @@ class RelayedEnd:
         self._relay: LogRelay | None = None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "sparsecast-relay")
         self._met = False
-        self._version, self._digest = version, ""
 
         def begin() -> None:
             live = LiveEnd(None, shards, self.layout, self._rank, detector, version, encode, [], report_tensors)
@@ -86,18 +85,6 @@ class RelayedEnd:
 
         self._together(begin)
         self._meet(self.order.mark())
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    @property
-    def digest(self) -> str:
-        return self._digest
-
-    def regroup(self, transport: Transport | None) -> None:
-        if transport is not None and transport != self._log:
-            raise UsageError("a publisher to a log stays with it")
 
     def publish(
         self, step: int | None, label: str, ready: torch.cuda.Event | None, weights_read: Callable[[], None]
@@ -129,7 +116,7 @@ class RelayedEnd:
 
     def _meet(self, ready: torch.cuda.Event | None) -> None:
         """Has all ranks and the relay meet at a new place. The relay gets the weights, or is compared with them."""
-        chosen = self._place()
+        chosen = meeting_place(self._group)
 
         def regroup() -> None:
             world = World(**chosen, size=self._size + 1, timeout=self._log.timeout)
@@ -142,17 +129,6 @@ class RelayedEnd:
                 self._version, self._digest = self._relay.version or 0, self._relay.digest or ""
 
         self._together(regroup)
-
-    def _place(self) -> dict[str, Any]:
-        """Returns where rank 0 listens, and a secret for it."""
-        hosts = [part.decode() for part in self._gather(socket.gethostname().encode())]
-        chosen = b"{}"
-        if self._rank == 0:
-            others = [host for host in hosts if host != hosts[0]]
-            host = address_facing(others[0], 1) if others else "127.0.0.1"
-            chosen = json.dumps({"host": host, "port": free_port(), "secret": secrets.token_hex(16)}).encode()
-        place: dict[str, Any] = json.loads(self._gather(chosen)[0])
-        return place
 
     def _together(self, work: Callable[[], Result]) -> Result:
         """Runs ``work`` on all ranks and returns its result; raises an error of one rank on all of them. All ranks have

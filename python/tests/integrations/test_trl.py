@@ -26,11 +26,11 @@ import trl.generation.vllm_generation as trl_generation
 from accelerate import Accelerator
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_grpo_trainer import WeightTransferProtocol
 from trl.generation.vllm_client import VLLMClient
-from trl_on_cpu import allow_cpu, allow_no_vllm
+from trl_on_cpu import tiny_policy, trl_without_gpu
 from trl_server import TrlServer
 
 import sparsecast.integrations.trl as integration
@@ -44,10 +44,7 @@ QUICK = SyncPolicy(pause=PauseMode.RETRACT, health_timeout=5, join_timeout=10, s
 
 @pytest.fixture(autouse=True)
 def neither_vllm_nor_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    allow_cpu(monkeypatch)
-    allow_no_vllm(monkeypatch)
-    yield
-    disable()
+    yield from trl_without_gpu(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +55,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>").save_pretrained(directory)
-    torch.manual_seed(3)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 64}
-    config = Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=False)
-    Qwen3ForCausalLM(config).bfloat16().save_pretrained(directory)
+    tiny_policy(tie_word_embeddings=False).bfloat16().save_pretrained(directory)
     return directory
 
 

@@ -26,14 +26,14 @@ from accelerate import Accelerator
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from trl_on_cpu import allow_cpu, allow_no_vllm
+from transformers import Qwen3ForCausalLM
+from trl_on_cpu import tiny_policy, trl_without_gpu
 from trl_server import TrlServer
 
 from sparsecast.adapters import Adapter, AdapterFollower, AdapterStream, VllmServer
 from sparsecast.control import Endpoint
 from sparsecast.errors import DeadlineError, Error, UnsupportedError, UsageError
-from sparsecast.integrations.trl import AdapterReport, ServedAdapter, disable, enable
+from sparsecast.integrations.trl import AdapterReport, ServedAdapter, enable
 from sparsecast.torch import Log
 
 TARGETS = ["q_proj", "up_proj"]
@@ -41,17 +41,12 @@ TARGETS = ["q_proj", "up_proj"]
 
 @pytest.fixture(autouse=True)
 def neither_vllm_nor_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    allow_cpu(monkeypatch)
-    allow_no_vllm(monkeypatch)
-    yield
-    disable()
+    yield from trl_without_gpu(monkeypatch)
 
 
 @pytest.fixture
 def base() -> Qwen3ForCausalLM:
-    torch.manual_seed(3)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 64}
-    return Qwen3ForCausalLM(Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=1))
+    return tiny_policy()
 
 
 @pytest.fixture

@@ -21,14 +21,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import torch
 import trl.generation.vllm_generation as trl_generation
 from accelerate import Accelerator
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from trl_on_cpu import allow_cpu, allow_no_vllm
+from transformers import Qwen3ForCausalLM
+from trl_on_cpu import tiny_policy, trl_without_gpu
 from trl_server import TrlServer
 
 from sparsecast.control import SyncPolicy
 from sparsecast.control.errors import EndpointError
 from sparsecast.errors import DeadlineError, Error, IoError, TableMismatchError, UsageError
-from sparsecast.integrations.trl import WeightTransfer, disable, enable
+from sparsecast.integrations.trl import WeightTransfer, enable
 from sparsecast.torch import Log, PublishReport, Subscriber
 
 
@@ -65,17 +65,12 @@ class FollowingServer(TrlServer):
 
 @pytest.fixture(autouse=True)
 def neither_vllm_nor_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    allow_cpu(monkeypatch)
-    allow_no_vllm(monkeypatch)
-    yield
-    disable()
+    yield from trl_without_gpu(monkeypatch)
 
 
 @pytest.fixture
 def model() -> Qwen3ForCausalLM:
-    torch.manual_seed(3)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 64}
-    return Qwen3ForCausalLM(Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=1))
+    return tiny_policy()
 
 
 @pytest.fixture

@@ -6,12 +6,16 @@ clients ask for the package vLLM before they call a server, and use nothing of i
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.experimental.async_grpo import async_grpo_trainer, packing
 from trl.generation import vllm_client, vllm_generation
+
+from sparsecast.integrations.trl import disable
 
 
 def attend(
@@ -56,6 +60,21 @@ def allow_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel: Any = types.SimpleNamespace(flash_attn_varlen_func=attend)
     monkeypatch.setattr(packing, "_flash_attn", lambda: kernel)
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda accelerator, dtype: 1e12)
+
+
+def trl_without_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a fixture: TRL runs without a GPU and vLLM, and what a test has enabled in it ends with the test."""
+    allow_cpu(monkeypatch)
+    allow_no_vllm(monkeypatch)
+    yield
+    disable()
+
+
+def tiny_policy(**more: Any) -> Qwen3ForCausalLM:
+    """The same weights each time; `more` is of the configuration."""
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 64}
+    return Qwen3ForCausalLM(Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=1, **more))
 
 
 def allow_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,13 @@ class Follower:
             time.sleep(0.05)
         return status
 
+    def expect_newest(self, version: int) -> None:
+        """Fails unless the server is at this version, the newest, came there without an anchor, and serves."""
+        status = self.status()
+        worker = status["workers"][0]
+        assert (worker["version"], worker["head"], worker["lag"], worker["state"]) == (version, version, 0, "ready")
+        assert not status["error"] and not status["paused"] and worker["reseeded"] == 0
+
     def save(self) -> Path:
         """Saves the trainer's weights as a checkpoint."""
         directory = self.work / f"checkpoint-{self.publisher.version}"

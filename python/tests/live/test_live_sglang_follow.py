@@ -71,8 +71,5 @@ def test_a_server_that_was_killed_catches_up_by_itself_and_then_follows_under_lo
         spans = scene.server.post("/generate", body)["meta_info"]["weight_versions"]
     assert not load.failures and set(load.reasons) <= {"length"} and load.requests >= IN_FLIGHT
     assert [span["version"] for span in spans] == [str(version)]
-    status = scene.status()
-    worker = status["workers"][0]
-    assert (worker["version"], worker["head"], worker["lag"], worker["state"]) == (version, version, 0, "ready")
-    assert not status["error"] and not status["paused"] and worker["reseeded"] == 0
+    scene.expect_newest(version)
     assert answers(scene) == scene.expected()

@@ -88,27 +88,21 @@ class CheckpointTarget : public FollowerTarget {
   }
 
   void reseed(const std::string& directory, std::uint64_t, const StateDigest& expected) override {
-    try {
-      verify(directory, expected);
-      const Hash128 table_hash = Checkpoint::open(fs_, directory).table().hash();
-      require_replaceable(table_hash);
-      place_.require_room(directory);
-      known_.reset();
-      if (is_single_file()) {
-        replace_file(directory, expected);
-      } else {
-        make_durable(directory);
-        place_.carry_over(directory);
-        fs_.sync_directory(directory);
-        place_.replace(directory);
-      }
-      known_ = expected;
-      place_.keep_table(table_hash);
-    } catch (const std::exception&) {
-      remove_quietly(directory);
-      throw;
+    verify(directory, expected);
+    const Hash128 table_hash = Checkpoint::open(fs_, directory).table().hash();
+    require_replaceable(table_hash);
+    place_.require_room(directory);
+    known_.reset();
+    if (is_single_file()) {
+      replace_file(directory, expected);
+    } else {
+      make_durable(directory);
+      place_.carry_over(directory);
+      fs_.sync_directory(directory);
+      place_.replace(directory);
     }
-    remove_quietly(directory);
+    known_ = expected;
+    place_.keep_table(table_hash);
   }
 
  private:
@@ -155,10 +149,8 @@ class CheckpointTarget : public FollowerTarget {
   }
 
   void verify(const std::string& path, const StateDigest& expected) {
-    const StateDigest found = read_digest(path);
-    if (found == expected) return;
-    throw Error(ErrorCode::kMixed,
-                fmt::format("the anchor has digest {}, not {}", to_hex(found.value), to_hex(expected.value)), path);
+    const CheckpointStore store(Checkpoint::open(fs_, path));
+    require_anchor_digest(store, expected, path, apply_options_.threads, apply_options_.progress);
   }
 
   void apply_in_place(const DeltaFile& delta, const StateDigest& base) {
@@ -227,13 +219,6 @@ class CheckpointTarget : public FollowerTarget {
       fs_.open(directory + "/" + name, OpenMode::kReadWrite)->sync();
     }
     fs_.sync_directory(directory);
-  }
-
-  void remove_quietly(const std::string& directory) noexcept {
-    try {
-      if (fs_.exists(directory)) remove_tree(fs_, directory);
-    } catch (...) {  // Remains in the scratch directory, which is cleaned at the next start.
-    }
   }
 
   FileSystem& fs_;

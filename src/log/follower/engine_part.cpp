@@ -11,26 +11,11 @@ namespace {
 
 constexpr std::uint64_t kReadBytes = std::uint64_t{4} << 20;
 
-std::vector<std::int64_t> row_major(const std::vector<std::uint64_t>& shape) {
-  std::vector<std::int64_t> strides(shape.size());
-  std::uint64_t stride = 1;
-  for (std::size_t d = shape.size(); d > 0; --d) {
-    strides[d - 1] = static_cast<std::int64_t>(stride);
-    stride *= shape[d - 1];
-  }
-  return strides;
-}
-
 /// Returns the layout of a rank that holds all tensors whole.
 Layout whole_layout(const TensorTable& table) {
-  RankLayout rank;
-  for (const TensorSpec& spec : table) {
-    const auto number = static_cast<std::uint32_t>(rank.tensors.size());
-    rank.tensors.push_back({spec.name, spec.dtype, spec.elements()});
-    if (spec.elements() == 0) continue;
-    rank.shards.push_back({number, whole_box(spec.shape), number, 0, row_major(spec.shape)});
-  }
-  return {table, {std::move(rank)}};
+  LayoutBuilder builder({Mesh{{"rank", 1}}});
+  for (const TensorSpec& spec : table) builder.tensor(spec).add(spec.name, {spec.name}, Cut::replicate());
+  return builder.build();
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/table_difference.hpp"
-#include "core/file_tree.hpp"
 #include "log/follower/engine_part.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/log_follower.hpp"
@@ -23,18 +22,18 @@ namespace {
 /// Time for which a rank waits for rank 0's next order. A death is found by the channel, not by this.
 constexpr std::chrono::hours kOrderTime{24 * 365};
 
-/// What rank 0 has all ranks do.
+/// Order of rank 0, which all ranks carry out at the same time.
 struct Order {
   enum class Kind { kRecover, kStage, kApply, kReseed, kEnd };
   Kind kind = Kind::kEnd;
-  std::string path;           ///< Of the delta, or the directory of the anchor.
-  std::uint64_t version = 0;  ///< That the delta leads to, or of the anchor.
-  std::uint64_t delta_id = 0;
-  /// What all parts must add up to: before kStage, after kApply and kReseed.
+  std::string path;            ///< Of the delta, or the directory of the anchor.
+  std::uint64_t version = 0;   ///< kReseed: version of the anchor.
+  std::uint64_t delta_id = 0;  ///< kStage: DeltaHeader::delta_id of the file.
+  /// Digest to which the parts of all ranks must add up: before kStage, or after kApply and kReseed.
   StateDigest digest;
 };
 
-/// What a rank tells all others about a step.
+/// Outcome of an order on one rank, which the rank sends to all others.
 struct Answer {
   ErrorCode code{};  ///< Zero: the rank has not failed.
   std::string error;
@@ -374,31 +373,16 @@ class EngineTarget : public FollowerTarget {
 
   void apply(const DeltaFile& delta) override {
     const DeltaHeader& header = delta.header();
-    obey_({Order::Kind::kStage, delta.name(), header.version, header.delta_id, header.base_digest});
-    obey_({Order::Kind::kApply, delta.name(), header.version, header.delta_id, delta.commit().result_digest});
+    obey_({Order::Kind::kStage, delta.name(), 0, header.delta_id, header.base_digest});
+    obey_({Order::Kind::kApply, delta.name(), 0, 0, delta.commit().result_digest});
   }
 
   void reseed(const std::string& directory, std::uint64_t version, const StateDigest& expected) override {
-    const std::unique_ptr<const std::string, std::function<void(const std::string*)>> cleaned(
-        &directory, [this](const std::string* path) { remove_quietly(*path); });
-    const CheckpointStore store(Checkpoint::open(fs_, directory));
-    const StateDigest found = sum(digest_store(store, 1));
-    if (!(found == expected)) {
-      throw Error(ErrorCode::kMixed,
-                  fmt::format("the anchor has digest {}, not {}", to_hex(found.value), to_hex(expected.value)),
-                  directory);
-    }
+    require_anchor_digest(CheckpointStore(Checkpoint::open(fs_, directory)), expected, directory);
     obey_({Order::Kind::kReseed, directory, version, 0, expected});
   }
 
  private:
-  void remove_quietly(const std::string& directory) noexcept {
-    try {
-      if (fs_.exists(directory)) remove_tree(fs_, directory);
-    } catch (...) {  // Remains in the scratch directory, which is cleaned at the next start.
-    }
-  }
-
   std::function<std::optional<StateDigest>(const Order&)> obey_;
   FileSystem& fs_;
   std::string scratch_;

@@ -39,6 +39,13 @@ bool has_another_way(ErrorCode code) {
   }
 }
 
+void remove_quietly(FileSystem& fs, const std::string& directory) noexcept {
+  try {
+    if (fs.exists(directory)) remove_tree(fs, directory);
+  } catch (...) {  // Remains in the scratch directory, which is cleaned at the next start.
+  }
+}
+
 class PhaseTimer {
  public:
   explicit PhaseTimer(double& seconds) : seconds_(seconds) {}
@@ -154,7 +161,13 @@ void LogFollower::State::reseed(const AnchorRef& ref) {
   note(fmt::format("the anchor of version {} replaces what is here", ref.version));
   const PhaseTimer timer(report.apply_seconds);
   started = false;
-  target->reseed(directory, ref.version, anchor.digest);
+  try {
+    target->reseed(directory, ref.version, anchor.digest);
+  } catch (...) {
+    remove_quietly(fs, directory);
+    throw;
+  }
+  remove_quietly(fs, directory);
   started = true;
   digest = anchor.digest;
   position = FollowerState::Position{ref.version, anchor.digest};

@@ -8,7 +8,6 @@
 
 #include "checkpoint/checkpoint_store.hpp"
 #include "checkpoint/table_difference.hpp"
-#include "core/file_tree.hpp"
 #include "core/tensor_view.hpp"
 #include "log/follower/checkpoint_place.hpp"
 #include "memory/memory_backend.hpp"
@@ -66,23 +65,12 @@ class SubscriberTarget : public FollowerTarget {
   }
 
   void reseed(const std::string& directory, std::uint64_t version, const StateDigest& expected) override {
-    try {
-      const CheckpointStore store(Checkpoint::open(fs_, directory));
-      require_same_table(*table_, "the live tensors", store.table(), directory);
-      const StateDigest found = sum(digest_store(store, 1));
-      if (!(found == expected)) {
-        throw Error(ErrorCode::kMixed,
-                    fmt::format("the anchor has digest {}, not {}", to_hex(found.value), to_hex(expected.value)),
-                    directory);
-      }
-      const Pause pause(pause_);
-      overwrite(store);
-      subscriber_.reset(version, expected);
-    } catch (...) {
-      remove_quietly(directory);
-      throw;
-    }
-    remove_quietly(directory);
+    const CheckpointStore store(Checkpoint::open(fs_, directory));
+    require_same_table(*table_, "the live tensors", store.table(), directory);
+    require_anchor_digest(store, expected, directory);
+    const Pause pause(pause_);
+    overwrite(store);
+    subscriber_.reset(version, expected);
   }
 
  private:
@@ -136,13 +124,6 @@ class SubscriberTarget : public FollowerTarget {
     try {
       subscriber_.audit();
     } catch (const Error&) {
-    }
-  }
-
-  void remove_quietly(const std::string& directory) noexcept {
-    try {
-      if (fs_.exists(directory)) remove_tree(fs_, directory);
-    } catch (...) {  // Remains in the scratch directory, which is cleaned at the next start.
     }
   }
 
