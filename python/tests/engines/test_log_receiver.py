@@ -183,7 +183,7 @@ def test_a_server_sees_in_the_state_directory_when_there_is_something_to_ask(
     scene.publish()
     assert news_begin_with(f"staged {FIRST}") and receiver.apply() and news_begin_with(f"ready {FIRST + 1}")
     shutil.rmtree(str(scene.log.location))
-    assert news_begin_with(f"ready {FIRST + 1} {error_of(receiver)}")
+    assert news_begin_with(f"broken {FIRST + 1} ") and error_of(receiver) in settings.news()[0]
 
 
 def test_an_engine_that_is_far_behind_catches_up_and_one_that_starts_again_does_so_from_its_files(scene: Scene) -> None:
