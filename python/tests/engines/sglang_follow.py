@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import time
-import unittest.mock
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,16 +18,22 @@ from sparsecast.errors import DirtyError, UsageError
 SECONDS = 120.0
 
 
-def step(rank: Any, phase: str) -> Any:
-    """The answer of this rank's scheduler to a step of its HTTP process; the error's words if it fails."""
+def workers(rank: Any, phase: str) -> Any:
+    """The answer of this rank's scheduler to a step of its HTTP process, for all ranks; the error's words if it fails."""
     action = "sparsecast:" + json.dumps({"phase": phase})
     success, message = rank.post("/weights_checker", {"action": action})
     return json.loads(message) if success else message
 
 
-def follow(rank: Any, variables: dict[str, str], workers: int = 1, memory_saver: bool = False) -> Any:
-    """The status of a new follower of a scheduler with these variables in its environment, in a server of so many ranks
-    and with this option; one that there was ends.
+def step(rank: Any, phase: str) -> Any:
+    """What rank 0 is said to hold."""
+    answer = workers(rank, phase)
+    return answer if isinstance(answer, str) else answer[0]
+
+
+def follow(rank: Any, variables: dict[str, str], memory_saver: bool = False) -> Any:
+    """The status of a new follower of a scheduler with these variables in its environment, in a server with this option;
+    one that there was ends.
     """
     from sglang.srt.runtime_context import get_exec
 
@@ -36,10 +41,7 @@ def follow(rank: Any, variables: dict[str, str], workers: int = 1, memory_saver:
     for name in [name for name in os.environ if name.startswith("SPARSECAST_FOLLOW")]:
         del os.environ[name]
     os.environ.update({f"SPARSECAST_{name}": value for name, value in variables.items()})
-    with (
-        get_exec().features.override(enable_memory_saver=memory_saver),
-        unittest.mock.patch.object(plugin, "_replica", return_value=(0, 1, workers)),
-    ):
+    with get_exec().features.override(enable_memory_saver=memory_saver):
         return step(rank, "follow")
 
 
@@ -52,12 +54,15 @@ def end(rank: Any) -> None:
 
 
 def until(rank: Any, state: str) -> dict[str, Any]:
-    """The status of the follower when it is in this state."""
+    """The status of rank 0's follower when the followers of all ranks are in this state."""
     last = time.monotonic() + SECONDS
-    while (status := step(rank, "follow_status"))["state"] != state:
-        assert time.monotonic() < last and status["state"] != "broken", status
+    while True:
+        now = workers(rank, "follow_status")
+        states = {worker["state"] for worker in now}
+        if states == {state}:
+            return dict(now[0])
+        assert time.monotonic() < last and "broken" not in states, now
         time.sleep(0.01)
-    return dict(status)
 
 
 def apply(rank: Any) -> dict[str, Any]:
@@ -118,7 +123,7 @@ class Tokenizer:
     async def check_weights_communicator(self, request: Any) -> list[Any]:
         phase = json.loads(request.action.removeprefix("sparsecast:"))["phase"]
         self.calls.append(phase)
-        return [SimpleNamespace(success=phase != "follow_status", message=json.dumps({"state": "ready"}))]
+        return [SimpleNamespace(success=phase != "follow_status", message=json.dumps([{"state": "ready"}]))]
 
     async def flush_cache_communicator(self, _: Any) -> list[Any]:
         self.calls.append("flush")

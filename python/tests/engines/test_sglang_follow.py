@@ -23,15 +23,15 @@ from sparsecast.torch import Log, Publisher
 
 
 class Scene:
-    """A scheduler that was started from a checkpoint, and a trainer that publishes to a log."""
+    """Schedulers of one engine that were started from a checkpoint, and a trainer that publishes to a log."""
 
-    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], ranks: int = 1, positions: str = "auto") -> None:
         self.folder, self.config = folder, config
         self.tensors = sglang_engine.canonical_tensors(config, seed=7)
         sglang_engine.write_checkpoint(folder / "v0", config, self.tensors)
-        self.engine = Engine(folder / "v0", 1)
+        self.engine = Engine(folder / "v0", ranks)
         self.log = Log(folder / "log", mirror=folder / "mirror.safetensors")
-        self.publisher = Publisher(list(self.tensors.items()), transport=self.log)
+        self.publisher = Publisher(list(self.tensors.items()), transport=self.log, positions=positions)
         self.variables = {
             "FOLLOW": str(folder / "log"),
             "FOLLOW_STATE": str(folder / "state"),
@@ -46,9 +46,10 @@ class Scene:
         return self.publisher.publish().version
 
     def differences(self) -> list[str]:
+        """Names of tensors that are not what SGLang loads from a checkpoint of the trainer's weights, on any rank."""
         saved = self.folder / f"v{self.publisher.version}"
         sglang_engine.write_checkpoint(saved, self.config, self.tensors)
-        return list(self.engine.call("differences", saved)[0])
+        return [name for names in self.engine.call("differences", saved) for name in names]
 
     def close(self) -> None:
         self.engine.call("following", "end")
@@ -81,8 +82,7 @@ def refusal(scene: Scene, *options: Any, **variables: str) -> str:
 
 @only_qwen2
 def test_what_cannot_follow_is_refused_with_the_cure(scene: Scene) -> None:
-    assert "start SGLang without --tp-size and --pp-size" in refusal(scene, 2)
-    assert "--enable-memory-saver" in refusal(scene, 1, True)
+    assert "--enable-memory-saver" in refusal(scene, True)
     lock = lock_state(Log("/log", state=scene.folder / "used" / "replica-0"))
     words = refusal(scene, FOLLOW_STATE=str(scene.folder / "used"))
     os.close(lock)
@@ -162,3 +162,33 @@ def test_nothing_is_generated_until_a_version_has_repaired_weights_of_none(scene
     status = scene.do("apply")
     assert (status["version"], status["is_whole"], status["error"]) == (version, True, "")
     assert scene.differences() == [] and scene.engine.call("weight_version") == [str(version)]
+
+
+def test_two_ranks_hold_their_parts_of_every_version_or_none_of_it(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, sglang_engine.QWEN2, ranks=2, positions="packed")
+    try:
+        addresses = scene.engine.call("addresses")
+        assert scene.do("follow", scene.variables)["state"] in ("unproven", "ready")
+        for _ in range(2):
+            version = scene.publish()
+            status = scene.do("apply")
+            assert status["version"] == version and status["is_whole"] and status["reseeded"] == 0
+            assert scene.differences() == []
+        assert scene.engine.call("addresses") == addresses
+        assert scene.engine.call("weight_version") == [str(version)] * 2
+        workers = scene.do("workers", "follow_status")
+        assert [(each["rank"], each["state"], each["version"]) for each in workers] == [
+            (0, "ready", version),
+            (1, "ready", None),
+        ]
+        scene.engine.call("only_rank", 1, "following", "fail_to_compute")
+        scene.publish()
+        scene.do("apply")
+        workers = scene.do("workers", "follow_status")
+        assert [each["is_whole"] for each in workers] == [True, False] and workers[1]["error"] == "no memory left"
+        assert scene.engine.call("engine_paused") == [True, True]
+        assert scene.engine.call("weight_version") == [str(version)] * 2
+        scene.publish()
+        assert scene.do("apply")["is_whole"] and scene.differences() == []
+    finally:
+        scene.close()

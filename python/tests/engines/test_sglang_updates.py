@@ -46,9 +46,13 @@ def phase(engine: Engine, name: str, **more: Any) -> tuple[bool, str]:
 
 def join(engine: Engine, trainer: Trainer, /, generation: int = 0, **more: Any) -> tuple[bool, str]:
     regrouped = trainer.regroup(1 + engine.size, generation)
-    answer = engine.post(
-        "/init_weights_update_group", group_body(trainer, ranks=engine.size, generation=generation, **more)
-    )
+    try:
+        answer = engine.post(
+            "/init_weights_update_group", group_body(trainer, ranks=engine.size, generation=generation, **more)
+        )
+    except TimeoutError as error:
+        error.add_note(f"trainer: {regrouped.exception(0) if regrouped.done() else 'waits'}")
+        raise
     if answer[0]:
         regrouped.result(DEADLINE)
     return answer
@@ -173,8 +177,8 @@ def test_no_model_of_the_layouts_is_refused_and_each_follows_updates_in_place(ce
 def test_an_update_whose_trainer_is_gone_ends_at_the_version_before_on_every_rank(tmp_path: Any) -> None:
     config = sglang_engine.QWEN2
     trainer = Trainer(sglang_engine.canonical_tensors(config, seed=1))
-    sglang_engine.write_checkpoint(tmp_path, config, trainer.tensors)
-    engine = Engine(tmp_path, 2)
+    sglang_engine.write_checkpoint(tmp_path / "v0", config, trainer.tensors)
+    engine = Engine(tmp_path / "v0", 2)
     try:
         assert join(engine, trainer)[0]
         change(trainer, 1)
@@ -185,6 +189,6 @@ def test_an_update_whose_trainer_is_gone_ends_at_the_version_before_on_every_ran
         assert success and json.loads(words) == {"version": 0, "is_whole": True, "states": ["broken"]}
         with pytest.raises(Exception, match="lease of the pause"):
             syncing.result(DEADLINE)
-        assert engine.call("differences", tmp_path) == [[], []]
+        assert engine.call("differences", tmp_path / "v0") == [[], []]
     finally:
         engine.close()

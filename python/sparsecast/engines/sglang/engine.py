@@ -255,6 +255,7 @@ class SglangEnd:
                     traced.fill_shadows(self._shadows)
             recomputation.prove(as_loaded=not info.needs_anchor)
             traced.require_complete(recomputation.derived)
+            own, memories = traced.layout(node=os.uname().nodename, exclude=traced.unused), traced.memories()
         except Exception as error:  # Told to the other ranks, and raised on all of them.
             failure = error
         raise_if_any_failed(failure, self._group)
@@ -263,8 +264,7 @@ class SglangEnd:
         assert traced is not None
         if not info.needs_anchor:
             self._shadows = traced.kept()
-        layout = gather_layout(traced.layout(node=os.uname().nodename, exclude=traced.unused), self._group)
-        memories = traced.memories()
+        layout = gather_layout(own, self._group)
         version = info.version if self._left_version is None else self._left_version
         made: list[Receiver] = []
         failure = _failure_of(

@@ -9,24 +9,30 @@ is staged is written then.
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
+from sparsecast.engines.agreement import raise_if_any_failed
 from sparsecast.engines.follow_settings import FollowSettings, log_of_worker
 from sparsecast.engines.sglang.messages import TraceRequest
 from sparsecast.engines.sglang.weights import checkpoint_tensors, scales_of_caches, trace_and_verify
 from sparsecast.engines.worker_follower import Traced, WorkerFollower, lock_state, receiver_of, trace_for_log
 from sparsecast.errors import UnsupportedError, UsageError
+from sparsecast.torch.layouts import gather_bytes
 from sparsecast.torch.owners import guard_of
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
+    from torch.distributed import ProcessGroup
 
     from sparsecast.engines.log_receiver import LogReceiver
     from sparsecast.engines.refresh.recompute import Recomputation
 
+_MOST_STATUS_BYTES = 1 << 20
 _log = logging.getLogger("sparsecast")
 
 
@@ -36,9 +42,11 @@ def follower_of(model_runner: ModelRunner) -> WorkerFollower | None:
     return follower
 
 
-def follow(model_runner: ModelRunner, settings: FollowSettings | None, replica: int, workers: int) -> WorkerFollower:
-    """Begins to follow a log, once; returns the follower. `replica` is the index of this data-parallel replica,
-    `workers` the number of ranks that hold its model together. Raises UsageError without settings.
+def follow(
+    model_runner: ModelRunner, settings: FollowSettings | None, replica: int, group: ProcessGroup
+) -> WorkerFollower:
+    """Begins to follow a log, once; returns the follower. `replica` is the index of this data-parallel replica, `group`
+    the ranks that hold its model together; collective over it. Raises UsageError without settings.
     """
     follower = follower_of(model_runner)
     if follower is None:
@@ -47,28 +55,42 @@ def follow(model_runner: ModelRunner, settings: FollowSettings | None, replica: 
         follower = WorkerFollower(
             settings.location,
             torch.device(model_runner.device),
-            lambda: _start(model_runner, settings, replica, workers),
+            lambda: _start(model_runner, settings, replica, group),
             _log,
             replica=replica,
+            rank=dist.get_rank(group),
         )
         model_runner._sparsecast_follower = follower
     return follower
 
 
+def statuses(follower: WorkerFollower, group: ProcessGroup) -> list[dict[str, Any]]:
+    """Returns the status of each rank's follower; collective. Rank 0 alone answers SGLang's messages, for all of them."""
+    own = json.dumps(follower.status()).encode()
+    return [json.loads(each) for each in gather_bytes(own, group, _MOST_STATUS_BYTES, "the status of a follower")]
+
+
 def _start(
-    runner: ModelRunner, settings: FollowSettings, replica: int, workers: int
+    runner: ModelRunner, settings: FollowSettings, replica: int, group: ProcessGroup
 ) -> tuple[LogReceiver, list[Recomputation]]:
-    _refuse_what_cannot_follow(workers)
     log = log_of_worker(settings.for_worker(), replica)
-    lock_state(log)
     model, config = runner.model, runner.model_config
-    may_miss = scales_of_caches(model)
+    several = dist.get_world_size(group) > 1
 
     def trace(modes: Any) -> Traced:
-        traced, recomputation, _ = trace_and_verify(model, config, TraceRequest(may_miss=may_miss, modes=modes))
+        request = TraceRequest(may_miss=scales_of_caches(model), modes=modes)
+        traced, recomputation, _ = trace_and_verify(model, config, request)
         return traced, [recomputation]
 
-    traced, recomputations = trace_for_log(trace, whole=True)
+    failure: BaseException | None = None
+    try:
+        _refuse_what_cannot_follow()
+        if dist.get_rank(group) == 0:
+            lock_state(log)
+        traced, recomputations = trace_for_log(trace, whole=not several)
+    except BaseException as error:  # Told to the other ranks, and raised on all of them.
+        failure = error
+    raise_if_any_failed(failure, group)
     receiver = receiver_of(
         log,
         traced,
@@ -76,19 +98,15 @@ def _start(
         lambda: checkpoint_tensors(model, config),
         interval=settings.interval,
         guard=guard_of([model], (tensor.memory for tensor in traced.tensors), "start the server again"),
+        group=group if several else None,
     )
     return receiver, recomputations
 
 
-def _refuse_what_cannot_follow(workers: int) -> None:
-    """Raises UnsupportedError for servers whose schedulers cannot follow a log each by itself."""
+def _refuse_what_cannot_follow() -> None:
+    """Raises UnsupportedError for servers that cannot follow a log."""
     from sglang.srt.runtime_context import get_exec
 
-    if workers != 1:
-        raise UnsupportedError(
-            f"the engine has {workers} workers, and a log is followed by engines of one: start SGLang without --tp-size "
-            "and --pp-size, or send the weights from a trainer (docs/engines-sglang.md)"
-        )
     if get_exec().features.enable_memory_saver:
         raise UnsupportedError(
             "--enable-memory-saver: a server that releases the memory of its weights takes it from the follower, which "

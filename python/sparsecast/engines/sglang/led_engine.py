@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from sparsecast.engines import log_following
 from sparsecast.engines.follow_settings import FollowSettings
 from sparsecast.engines.sglang import messages
+from sparsecast.engines.sglang.server import answers_of_replicas
 from sparsecast.errors import UsageError
 
 
@@ -31,13 +32,13 @@ class SglangEngine:
         from sglang.srt.managers.io_struct import CheckWeightsReqInput
 
         phase = {"phase": step if step == "follow" else f"follow_{step}"}
-        self._tokenizer.auto_create_handle_loop()
         action = messages.PREFIX + json.dumps(phase)
-        answers = await self._tokenizer.check_weights_communicator(CheckWeightsReqInput(action=action))
+        request = CheckWeightsReqInput(action=action)
+        answers = await answers_of_replicas(self._tokenizer, "check_weights_communicator", request)
         failures = [answer.message for answer in answers if not answer.success]
         if failures:
             raise RuntimeError(failures[0])
-        return [json.loads(answer.message) for answer in answers]
+        return [worker for answer in answers for worker in json.loads(answer.message)]
 
     async def is_paused(self) -> bool:
         return bool(self._tokenizer.is_pause)

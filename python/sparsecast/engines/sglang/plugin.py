@@ -133,9 +133,8 @@ def check_weights(original: Callable[..., Any], manager: Any, request: Any) -> A
     if name == "result":
         success, message = stages.result(manager.scheduler)
         return CheckWeightsReqOutput(success=success, message=message)
-    if name in messages.FOLLOW_PHASES:  # They need no other rank, and so no pass in which all stages meet.
-        success, message = _outcome(lambda: _run_follow_phase(manager, name))
-        return CheckWeightsReqOutput(success=success, message=message)
+    if name in messages.FOLLOW_PHASES:
+        return _answer(manager, CheckWeightsReqOutput, lambda: _run_follow_phase(manager, name))
     return _answer(manager, CheckWeightsReqOutput, lambda: _run_phase(manager, messages.parse_phase(request.action)))
 
 
@@ -154,12 +153,16 @@ def _replica() -> tuple[int, int, int]:
     return parallel.dp_rank or 0, parallel.dp_size, parallel.tp_size * parallel.pp_size
 
 
-def _own_end(manager: Any) -> SglangEnd:
-    """Returns the receiver of this rank, whose CPU group is all ranks that hold the model together."""
+def _group_of(manager: Any) -> Any:
+    """Returns the CPU group of all ranks that hold the model together."""
     from sglang.srt.runtime_context import get_parallel
 
-    group = get_parallel().world_group.cpu_group if get_parallel().pp_size > 1 else manager.tp_cpu_group
-    end = end_of(manager.tp_worker.model_runner, group)
+    return get_parallel().world_group.cpu_group if get_parallel().pp_size > 1 else manager.tp_cpu_group
+
+
+def _own_end(manager: Any) -> SglangEnd:
+    """Returns the receiver of this rank."""
+    end = end_of(manager.tp_worker.model_runner, _group_of(manager))
     assert end is not None
     return end
 
@@ -188,18 +191,19 @@ def _run_phase(manager: Any, phase: messages.Phase) -> str:
 
 
 def _run_follow_phase(manager: Any, name: str) -> str:
-    from sparsecast.engines.sglang.follow_worker import follow
+    from sparsecast.engines.sglang.follow_worker import follow, statuses
 
-    replica, _, workers = _replica()
-    follower = follow(manager.tp_worker.model_runner, settings_of_server(), replica, workers)
+    group = _group_of(manager)
+    follower = follow(manager.tp_worker.model_runner, settings_of_server(), _replica()[0], group)
     if name == "follow_apply":
         follower.apply(0.0)
-    status = follower.status()
-    if not status["is_whole"]:
+    workers = statuses(follower, group)
+    version = workers[0]["version"]  # Which rank 0 knows.
+    if not all(worker["is_whole"] for worker in workers):
         _stop_generation(manager)
-    elif name == "follow_apply" and status["version"] is not None:
-        _stamp(manager, status["version"])
-    return json.dumps(status)
+    elif name == "follow_apply" and version is not None:
+        _stamp(manager, version)
+    return json.dumps(workers)
 
 
 def _apply(manager: Any, end: SglangEnd, timeout: float) -> str:

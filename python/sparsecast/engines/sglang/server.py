@@ -50,6 +50,13 @@ async def destroy_group(
 
 
 async def _ask_replicas(tokenizer: Any, communicator: str, obj: Any) -> tuple[bool, str]:
+    return _joined(await answers_of_replicas(tokenizer, communicator, obj))
+
+
+async def answers_of_replicas(tokenizer: Any, communicator: str, obj: Any) -> list[Any]:
+    """Sends `obj` to all data-parallel replicas by this communicator of the tokenizer manager; returns the answer of
+    each, once steps that its stages have put aside are done.
+    """
     from sglang.srt.managers.io_struct import CheckWeightsReqInput
 
     tokenizer.auto_create_handle_loop()
@@ -58,7 +65,7 @@ async def _ask_replicas(tokenizer: Any, communicator: str, obj: Any) -> tuple[bo
     while any(answer.message == messages.DEFERRED for answer in answers):
         await asyncio.sleep(_POLL_SECONDS[0])
         answers = await tokenizer.check_weights_communicator(ask)
-    return _joined(answers)
+    return list(answers)
 
 
 def _joined(answers: list[Any]) -> tuple[bool, str]:

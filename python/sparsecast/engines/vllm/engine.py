@@ -317,6 +317,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             for recomputation in recomputations:
                 recomputation.prove(as_loaded=not init_info.needs_anchor)
             traced.require_complete(recomputations[0].derived)
+            own, memories = traced.layout(node=os.uname().nodename), traced.memories()
         except BaseException as error:  # Told to the other workers, and raised on all of them.
             failure = error
         raise_if_any_failed(failure, cpu_group)
@@ -324,13 +325,13 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         assert traced is not None
         if not init_info.needs_anchor:
             self._shadows = traced.kept()
-        layout = gather_layout(traced.layout(node=os.uname().nodename), cpu_group)
+        layout = gather_layout(own, cpu_group)
         replica = self._replica(size)
         receiver = Receiver(
             f"{init_info.engine}/{replica}" if replica else init_info.engine,
             layout,
             rank,
-            traced.memories(),
+            memories,
             version=init_info.version,
             needs_anchor=init_info.needs_anchor,
             entry_bytes=init_info.entry_bytes,
