@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that follows a delta log in place: what the process of its HTTP server does, and the two routes.
+"""A server that follows a delta log in place: what the process of its HTTP server does, and its routes.
 
 The workers fetch and stage (`WorkerFollower`), and say in the state directory when something has changed. This task
 looks there, asks them then what they have, pauses generation when a version is staged, has it written, names it, and
@@ -16,13 +16,16 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol
 
-from fastapi import APIRouter, Body, HTTPException, Request
+from fastapi import APIRouter, Body, HTTPException, Query, Request, Response
 
+from sparsecast.engines.follow_metrics import metrics_text
 from sparsecast.engines.follow_settings import FollowSettings
 from sparsecast.errors import UsageError
 
 FOLLOW_ROUTE = "/sparsecast/follow"
 VERSION_ROUTE = "/sparsecast/version"
+READY_ROUTE = "/sparsecast/ready"
+METRICS_ROUTE = "/sparsecast/metrics"
 MAX_WAIT_SECONDS = 3600.0
 
 _SOON_SECONDS = 0.05
@@ -102,6 +105,22 @@ class LogFollowing:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._next_look(), _STATUS_SECONDS)
         return self.status()
+
+    async def why_not_ready(self, max_lag: int | None) -> str:
+        """Returns why no requests should come now; empty if they may. With `max_lag` the server must know that its
+        version is at most so many versions behind the log.
+        """
+        status = await self.ask()
+        if self._served is None or self._paused_at is not None or not self._is_whole():
+            return str(status["error"]) or "no version is served yet"
+        if max_lag is None:
+            return ""
+        heads = [worker for worker in self._workers if worker["rank"] == 0]
+        broken = [str(worker["error"]) for worker in self._workers if worker["state"] == "broken"]
+        if broken or any(worker["lag"] is None for worker in heads):
+            return broken[0] if broken else "the newest version is not known yet"
+        lag = max(int(worker["lag"]) for worker in heads)
+        return f"version {self._served} is {lag} versions behind" if lag > max_lag else ""
 
     async def _next_look(self) -> None:
         async with self._changed:
@@ -235,6 +254,17 @@ def router() -> APIRouter:
     @routes.get(FOLLOW_ROUTE)
     async def look(request: Request) -> dict[str, Any]:
         return await following(request).ask()
+
+    @routes.get(READY_ROUTE)
+    async def is_ready(request: Request, max_lag: Annotated[int | None, Query(ge=0)] = None) -> dict[str, Any]:
+        reason = await following(request).why_not_ready(max_lag)
+        if reason:
+            raise HTTPException(503, reason)
+        return {"version": following(request).status()["served"]}
+
+    @routes.get(METRICS_ROUTE)
+    async def measure(request: Request) -> Response:
+        return Response(metrics_text(await following(request).ask()), media_type="text/plain; version=0.0.4")
 
     @routes.post(VERSION_ROUTE)
     async def reach(

@@ -97,6 +97,7 @@ class LogReceiver:
         self._named = 0  # Number of writes after which `_version` was found.
         self._head: int | None = None
         self._head_seen: float | None = None
+        self._behind_since: float | None = None  # When a version was seen that the weights do not hold yet.
         self._bytes_read = 0
         self._reseeded = 0
         self._error = ""
@@ -118,8 +119,8 @@ class LogReceiver:
     def status(self) -> dict[str, Any]:
         """Returns the place of the engine in the log as JSON values.
 
-        `lag` counts versions, up to the newest that was seen `head_age` seconds ago; while a version is staged nothing
-        newer is looked for. `error` is the last failure, empty after a success. `reseeded` counts the anchors taken. In
+        `lag` counts versions, up to the newest that was seen `head_age` seconds ago, and `lag_seconds` is for how long
+        a newer version has been known; while a version is staged nothing newer is looked for. `error` is the last failure, empty after a success. `reseeded` counts the anchors taken. In
         an engine of several ranks, rank 0 alone has version, head, lag and bytes.
         """
         with self._changed:
@@ -130,6 +131,7 @@ class LogReceiver:
                 "version": self._version,
                 "head": self._head,
                 "lag": max(lag, int(self._state == "staged")) if lag is not None else None,
+                "lag_seconds": time.monotonic() - self._behind_since if self._behind_since is not None else 0.0,
                 "head_age": time.monotonic() - self._head_seen if self._head_seen is not None else None,
                 "is_whole": self._is_whole and not self._not_computed and self._state != "applying",
                 "bytes_read": self._bytes_read,
@@ -236,6 +238,8 @@ class LogReceiver:
         with self._changed:
             self._version, self._is_whole = report.version, True
             self._head, self._head_seen = report.head, time.monotonic()
+            if report.version == report.head:
+                self._behind_since = None
             self._bytes_read += report.bytes_read
             self._reseeded += int(report.reseeded)
             self._error = ""
@@ -285,6 +289,7 @@ class LogReceiver:
             self._changed.notify_all()
             # The engine's thread may still compute what it derives from the version before.
             self._changed.wait_for(lambda: self._state != "applying")
+            self._behind_since = self._behind_since or time.monotonic()
             if self._state != "closed":
                 self._state = "staged"
             self._changed.notify_all()

@@ -153,6 +153,7 @@ def test_a_version_is_staged_and_waits_until_the_engine_applies_it(scene: Scene)
     assert torch.equal(engine.qk, before)
     status = receiver.status()
     assert (status["state"], status["version"], status["lag"], status["is_whole"]) == ("staged", FIRST, 1, True)
+    assert 0.1 <= status["lag_seconds"] < SECONDS
     assert receiver.apply()
     status = receiver.status()
     assert engine.holds(scene.trainer) and [p.data_ptr() for p in engine.parameters()] == addresses
@@ -162,6 +163,8 @@ def test_a_version_is_staged_and_waits_until_the_engine_applies_it(scene: Scene)
         apply_until(receiver, scene.publish())
         assert engine.holds(scene.trainer)
     assert comes_to(receiver, "ready") and receiver.status()["lag"] == 0
+    while receiver.status()["lag_seconds"] > 0:  # Until the next look.
+        time.sleep(0.01)
 
 
 def test_a_server_sees_in_the_state_directory_when_there_is_something_to_ask(

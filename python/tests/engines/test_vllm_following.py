@@ -16,6 +16,7 @@ pytest.importorskip("fastapi")
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from sparsecast.engines.follow_metrics import metrics_text
 from sparsecast.engines.follow_settings import FollowSettings, write_news
 from sparsecast.engines.log_following import LogFollowing, router
 from sparsecast.engines.vllm.led_engine import VllmEngine
@@ -225,6 +226,48 @@ def test_the_routes_answer_with_the_reason() -> None:
         settings = FollowSettings("/log", "/state")
         app.state.sparsecast_following = LogFollowing(VllmEngine(Engine(), settings), settings)
         assert client.get("/sparsecast/follow").json()["location"] == "/log"
+        assert client.get("/sparsecast/ready").status_code == 503
+        assert "sparsecast_follow_paused 0.0" in client.get("/sparsecast/metrics").text
         late = client.post("/sparsecast/version", json={"at_least": 1, "timeout": 0.05})
         assert late.status_code == 504 and "version 1 has not come within 0.05 s" in late.json()["detail"]
         assert client.post("/sparsecast/version", json={"at_least": -1}).status_code == 422
+
+
+def test_a_server_is_ready_when_it_serves_a_version_and_with_a_bound_when_it_is_near_the_newest() -> None:
+    engine = Engine()
+    engine.becomes(version=None)
+
+    async def work(following: LogFollowing) -> None:
+        assert await following.why_not_ready(None) == "no version is served yet"
+        engine.becomes(version=3, lag=None)
+        await until(lambda: following.status()["served"] == 3)
+        assert await following.why_not_ready(None) == ""
+        assert await following.why_not_ready(5) == "the newest version is not known yet"
+        engine.becomes(lag=2)
+        assert await following.why_not_ready(2) == ""
+        assert await following.why_not_ready(1) == "version 3 is 2 versions behind"
+        engine.becomes(state="broken", error="the log was rolled back")
+        assert await following.why_not_ready(5) == "the log was rolled back"
+        assert await following.why_not_ready(None) == ""  # It goes on with what it has.
+        engine.becomes(state="dirty", is_whole=False, error="half-written")
+        assert await following.why_not_ready(None) == "half-written"
+
+    run(work, engine)
+
+
+def test_metrics_are_those_of_the_status() -> None:
+    worker = {"replica": 1, "rank": 0, "state": "staged", "version": 4, "head": 6, "lag": 2, "lag_seconds": 1.5}
+    worker |= {"head_age": None, "pause_seconds": 0.25, "bytes_read": 10, "reseeded": 0, "is_whole": True, "error": ""}
+    other = {"replica": 1, "rank": 1, "state": "ready", "version": None, "is_whole": True, "error": ""}
+    status = {"served": 4, "paused": False, "pause_seconds": 0.5, "workers": [worker, other]}
+    lines = metrics_text(status).decode().splitlines()
+    for line in (
+        "sparsecast_follow_served_version 4.0",
+        'sparsecast_follow_lag_versions{replica="1"} 2.0',
+        'sparsecast_follow_lag_seconds{replica="1"} 1.5',
+        'sparsecast_follow_bytes_read_total{replica="1"} 10.0',
+        'sparsecast_follow_state{rank="0",replica="1",state="staged"} 1.0',
+        'sparsecast_follow_state{rank="1",replica="1",state="staged"} 0.0',
+    ):
+        assert line in lines, lines
+    assert not any("head_age" in line for line in lines if not line.startswith("#"))

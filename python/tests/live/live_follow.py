@@ -13,13 +13,14 @@ import httpx
 import torch
 import transformers
 from conftest import Start
-from live_load import probe, reload
+from live_load import Load, probe, reload
 from live_servers import NO_TLS, LiveServer
 
 from sparsecast.torch import Publisher
 from sparsecast.transports import Log
 
 SECONDS = 60.0
+TWO_IN_FLIGHT = 4  # Requests to two workers on two processors.
 
 
 class Follower:
@@ -32,10 +33,10 @@ class Follower:
         self.publisher = Publisher(self.trainer, transport=log, wire_dtype=torch.bfloat16, positions=positions)
         self.server: LiveServer
 
-    def follow(self, *, port: int = 0, ranks: int = 1, **variables: str) -> LiveServer:
+    def follow(self, *flags: str, port: int = 0, ranks: int = 1, cut: str = "tensor", **variables: str) -> LiveServer:
         state = {"SPARSECAST_FOLLOW_STATE": str(self.work / "state"), "SPARSECAST_FOLLOW_INTERVAL": "0.2"}
-        options = {"kind": self.kind, "port": port, "ranks": ranks, "follows": str(self.work / "log")}
-        return self.start(self.model, variables={**state, **variables}, **options)
+        options = {"kind": self.kind, "port": port, "ranks": ranks, "cut": cut, "follows": str(self.work / "log")}
+        return self.start(self.model, *flags, variables={**state, **variables}, **options)
 
     def publish(self) -> int:
         with torch.no_grad():
@@ -72,6 +73,27 @@ class Follower:
         self.trainer.save_pretrained(directory, state_dict=state)
         (directory / "config.json").write_text((self.model / "config.json").read_text())
         return directory
+
+    def expect_two_workers_hold_their_parts(self) -> None:
+        """Follows two versions with requests in flight; fails unless both workers hold them, and the server answers what
+        it answers after loading the newest one from a checkpoint by itself.
+        """
+        self.until(lambda now: now["served"] == self.publisher.version)
+        load = Load([self.server], TWO_IN_FLIGHT)
+        with load.running():
+            for _ in range(2):
+                version = self.publish()
+                assert self.reach(version).json() == {"version": version}
+        assert not load.failures and set(load.reasons) <= {"length"}
+        workers = self.status()["workers"]
+        assert [(one["rank"], one["state"], one["is_whole"]) for one in workers] == [(r, "ready", True) for r in (0, 1)]
+        self.forget_caches()
+        now = probe(self.server)
+        reload(self.server, self.save())
+        assert probe(self.server) == now
+
+    def forget_caches(self) -> None:
+        self.server.post("/flush_cache" if self.kind == "sglang" else "/reset_prefix_cache")
 
     def close(self) -> None:
         self.publisher.close()

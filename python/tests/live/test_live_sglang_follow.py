@@ -14,10 +14,23 @@ if importlib.util.find_spec("sglang") is None:
 
 import httpx
 from conftest import Start
-from live_follow import Scene
+from live_follow import Follower, Scene
 from live_load import Load, probe
 
 IN_FLIGHT = 4
+
+
+# First, while no other server takes processor time: each rank is bound to one of two.
+
+
+def test_two_stages_hold_their_parts_of_every_version(start: Start, model: Path, tmp_path: Path) -> None:
+    scene = Follower(start, model, tmp_path, "sglang", positions="packed")
+    scene.publish()
+    scene.server = scene.follow("--pp-size", "2", ranks=2).wait()
+    try:
+        scene.expect_two_workers_hold_their_parts()
+    finally:
+        scene.close()
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +42,7 @@ def scene(start: Start, model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def answers(scene: Scene) -> str:
     """What the server answers to the fixed prompts, with nothing from its caches."""
-    scene.server.post("/flush_cache")
+    scene.forget_caches()
     return probe(scene.server)
 
 

@@ -16,7 +16,7 @@ if importlib.util.find_spec("vllm") is None:
 import httpx
 from conftest import Start
 from live_follow import Follower, Scene
-from live_load import Load, probe, reload
+from live_load import Load, probe
 
 IN_FLIGHT = 4
 
@@ -26,22 +26,10 @@ IN_FLIGHT = 4
 
 def test_two_workers_hold_their_parts_of_every_version(start: Start, model: Path, tmp_path: Path) -> None:
     scene = Follower(start, model, tmp_path, positions="packed")
-    version = scene.publish()
+    scene.publish()
     scene.server = scene.follow(ranks=2, VLLM_SERVER_DEV_MODE="1").wait()
     try:
-        scene.until(lambda now: now["served"] == version)
-        load = Load([scene.server], IN_FLIGHT)
-        with load.running():
-            for _ in range(2):
-                version = scene.publish()
-                assert scene.reach(version).json() == {"version": version}
-        assert not load.failures and set(load.reasons) <= {"length"}
-        workers = scene.status()["workers"]
-        assert [(one["rank"], one["state"], one["is_whole"]) for one in workers] == [(r, "ready", True) for r in (0, 1)]
-        scene.server.post("/reset_prefix_cache")
-        now = probe(scene.server)
-        reload(scene.server, scene.save())
-        assert probe(scene.server) == now
+        scene.expect_two_workers_hold_their_parts()
     finally:
         scene.close()
 
