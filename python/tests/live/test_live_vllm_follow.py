@@ -24,10 +24,11 @@ IN_FLIGHT = 4
 # First, while no other server takes processor time: vLLM binds each worker to one of two.
 
 
-def test_two_workers_hold_their_parts_of_every_version(start: Start, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", ["tensor", "pipeline"])
+def test_two_workers_hold_their_parts_of_every_version(start: Start, model: Path, tmp_path: Path, cut: str) -> None:
     scene = Follower(start, model, tmp_path, positions="packed")
     scene.publish()
-    scene.server = scene.follow(ranks=2, VLLM_SERVER_DEV_MODE="1").wait()
+    scene.server = scene.follow(ranks=2, cut=cut, VLLM_SERVER_DEV_MODE="1").wait()
     try:
         scene.expect_two_workers_hold_their_parts()
     finally:
