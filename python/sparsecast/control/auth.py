@@ -42,8 +42,8 @@ def check_token(token: str) -> str:
 
 
 def token_of_file(path: str | os.PathLike[str]) -> str:
-    """Returns the token in a file. Raises `UsageError` naming the file if it cannot be read, if others than its owner
-    may read it, or if its token is not valid.
+    """Returns the token in a file. Raises `UsageError` naming the file if it cannot be read, if it is not a regular
+    file on which only the owner has permissions, or if its token is not valid (`check_token`).
     """
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
@@ -59,7 +59,7 @@ def token_of_file(path: str | os.PathLike[str]) -> str:
 
 def token_file(path: str | os.PathLike[str]) -> str:
     """Returns the token in a file. If there is no such file, creates it with mode 0600 and a new token. Raises
-    `UsageError` as `token_of_file` does.
+    `UsageError` for a file that `token_of_file` refuses, or that cannot be created.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
@@ -83,10 +83,11 @@ def is_loopback(host: str) -> bool:
 
 class Gatekeeper:
     """ASGI middleware that answers 401 to requests without the bearer token `token`, and 413 to requests whose body has
-    more than `max_bytes` bytes.
+    more than `max_bytes` bytes. Requests for /healthz need no token.
 
-    If `token` is None, only programs on this machine may call. Requests that a web page can make are answered 403:
-    those with an Origin, or with a Host other than the loopback interface (a name that was made to resolve to it).
+    If `token` is None, no request needs a token, but only programs on this machine may call, not web pages in a
+    browser: a request is answered 403 if it has an Origin header, or if its Host header is not an address of the
+    loopback interface (a web page can reach this service under a name that was made to resolve to a loopback address).
     """
 
     def __init__(self, app: Application, *, token: str | None, max_bytes: int = MAX_REQUEST_BYTES) -> None:
@@ -123,8 +124,8 @@ class Gatekeeper:
         return 401, "unauthenticated", "send the header 'Authorization: Bearer TOKEN' with this service's token"
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, and ends it with 413 once its body is longer than `max_bytes`, even if it came without a
-        length.
+        """Passes a request on to the application. Answers 413 once the body has more than `max_bytes` bytes, even if
+        the request has no Content-Length header.
         """
         seen = 0
 

@@ -20,15 +20,18 @@ _Tasks = Mapping[str, "asyncio.Future[EndpointError | None]"]
 
 
 class Stopped(Exception):
-    """Raised to end a step of which a side has failed; the failures are in `BothSides.failures` and
-    `trainer_failure`.
+    """Raised to end a step after an engine or the trainer has failed. `BothSides.failures` and
+    `BothSides.trainer_failure` hold the errors.
     """
 
 
 class BothSides:
-    """Runs the two sides at once and ends both if either fails. `failures` are those of the engines, by name.
+    """Runs the two sides of a collective step at once, the engines' calls and the trainer's call, and ends both if
+    either fails. `failures` holds the errors of engines, by the engine's name; `trainer_failure` holds the trainer's
+    exception, or None.
 
-    abort   makes the call of the trainer raise soon, with a reason; thread-safe. None: the call ends at its deadline.
+    abort   thread-safe function that makes the trainer's call raise soon, with its argument as the reason. None: the
+            call cannot be aborted, and ends at its own deadline.
     """
 
     def __init__(self, abort: Callable[[str], None] | None, loop: LoopThread) -> None:
@@ -39,8 +42,9 @@ class BothSides:
         self._stop: asyncio.Event | None = None
 
     def run(self, engines_side: Coroutine[Any, Any, None], trainer_side: Callable[[], None], seconds: float) -> bool:
-        """Runs `engines_side` on the loop and `trainer_side` in this thread, and returns whether both succeeded. The
-        deadlines of the engines' side end it within `seconds`.
+        """Runs `engines_side` on the loop and `trainer_side` in this thread, and returns whether both succeeded.
+        `engines_side` must end within `seconds` by its own deadlines; if it is still running 30 seconds after that,
+        TimeoutError is raised.
         """
         future = self._loop.submit(self._guarded(engines_side))
         try:
@@ -66,8 +70,9 @@ class BothSides:
             self._stop.set()
 
     async def phase(self, step: str, engines: Sequence[Member], action: Step[Member], until: float) -> None:
-        """Runs the step on all of `engines` until `until` (monotonic). Once an engine or the trainer has failed, the
-        others get a short time and are then cancelled. Raises `Stopped`.
+        """Runs `action`, the step named `step`, on all of `engines` at once. An engine that has not ended at the time
+        `until` (of the monotonic clock, in seconds) counts as failed. Once an engine or the trainer has failed, the
+        other engines get two seconds more and are then cancelled, and `Stopped` is raised.
         """
         assert self._stop is not None
         if self._stop.is_set():
@@ -90,8 +95,9 @@ class BothSides:
             raise Stopped
 
     async def last_phase(self, step: str, engines: Sequence[Member], action: Step[Member]) -> None:
-        """Runs the last step: no engine is cancelled. Each ends by itself, soon if the trainer can be told of a
-        failure.
+        """Runs `action`, the last step, named `step`, on all of `engines` at once, and waits until every engine has
+        ended: none is cancelled. Once an engine has failed, the trainer's call is aborted if possible, which makes the
+        other engines end soon. Raises `Stopped` if an engine failed.
         """
         tasks = {engine.name: asyncio.ensure_future(attempt(engine, step, action)) for engine in engines}
         for task in asyncio.as_completed(tasks.values()):
@@ -113,8 +119,8 @@ class BothSides:
 
 
 async def _outcomes(step: str, tasks: _Tasks, *, wait: bool = False) -> dict[str, EndpointError]:
-    """Returns the errors of failed calls by the engine's name. Calls that have not ended are waited for if `wait`, else
-    cancelled, which counts as a failure.
+    """Returns the errors of failed calls, by the engine's name. If `wait`, it waits for the calls that have not ended;
+    otherwise it cancels them, and a cancelled call counts as failed.
     """
     errors: dict[str, EndpointError] = {}
     for name, task in tasks.items():

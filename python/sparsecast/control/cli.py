@@ -26,7 +26,9 @@ MODES = ("abort", "wait", "keep", "retract")
 
 
 class ServiceError(PeerFailedError):
-    """An answer of the service that is an error: its HTTP status, and its JSON (`detail`)."""
+    """Raised when the service answers with an error. `status` is the HTTP status, and `detail` the error object in the
+    JSON of the answer (code, message, ...).
+    """
 
     def __init__(self, status: int, detail: dict[str, Any]) -> None:
         super().__init__(str(detail.get("message", f"status {status}")), code=str(detail.get("code", "peer_failed")))
@@ -134,7 +136,7 @@ def call(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def describe(command: str, answer: dict[str, Any]) -> str:
-    """Returns the service's answer to a command as text for people."""
+    """Returns the service's answer to a command as text for people to read."""
     if command == "sync":
         return _describe_sync(answer)
     if command == "add":
@@ -187,7 +189,7 @@ def _describe_sync(answer: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command with these arguments (None: those of the process) and returns its exit status."""
+    """Runs the command with these arguments (None: the arguments of the process), and returns its exit status."""
     options = parser().parse_args(arguments)
     try:
         answer = call(options)

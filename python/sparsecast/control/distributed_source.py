@@ -36,9 +36,9 @@ class DistributedSource(PublishedTable):
         source.run(plane.sync_now if plane else None)
 
     `group` is a process group on CPUs (gloo) of all trainer ranks, used by nothing else. Over it rank 0 tells the other
-    ranks the next operation, including the secret of the world: it must be the network of the trainer. A rank that is
-    not told within the timeout of the group raises. The counts in reports are sums over ranks; their seconds are those
-    of rank 0.
+    ranks the next operation, and sends them the secret of the world: the network of this group must be private to the
+    trainer. A rank that hears nothing from rank 0 within the timeout of the group raises. The counts in reports are
+    sums over all ranks; the seconds are the times of rank 0.
     """
 
     def __init__(self, publisher: Publisher, group: dist.ProcessGroup) -> None:
@@ -99,8 +99,8 @@ class DistributedSource(PublishedTable):
             raise UsageError("the other ranks do not follow: the control plane works within run() of every rank")
 
     def _publish(self, timeout: float) -> PublisherReport:
-        """Publishes the part of this rank and returns a report with the sums over all ranks. If a rank fails, it raises
-        its error, and every other rank raises PeerFailedError.
+        """Publishes the part of this rank and returns a report with the sums over all ranks. A rank that fails raises
+        its own error, and every other rank raises PeerFailedError.
         """
         self._met().timeout = timeout
         report: PublishReport | None = None

@@ -72,10 +72,10 @@ class Endpoint:
     kind           "sglang" or "vllm".
     name           name of the engine in the sync world, in messages and metrics. Unique. "host:port" if empty.
     scheme         "http" or "https".
-    start_version  the trainer's version of the weights that the server was started with; 0: those that the trainer
-                   began with.
-    options        more fields for the engine's side of sparsecast (vLLM: "proof", "may_miss", "interface",
-                   "draft_prefix").
+    start_version  version number, as the trainer counts, of the weights that the server was started with; 0: the
+                   weights that the trainer began with.
+    options        further fields of the join request, for sparsecast in the engine (vLLM: "proof", "may_miss",
+                   "interface", "draft_prefix").
     token          bearer token that the server asks for (its API or admin key); empty: none is sent. Never shown.
     """
 
@@ -114,7 +114,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """ "host:port", IPv6 addresses in brackets."""
+        """The address as "host:port"; an IPv6 host is in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -154,7 +154,8 @@ def place(endpoints: Iterable[Endpoint], trainer_ranks: int) -> list[Placement]:
 class Registry:
     """Set of endpoints, one for each (host, port). Thread-safe.
 
-    `generation` numbers the memberships: every add, remove or `renew` makes a number that was not used before.
+    `generation` is the number of the present membership: every `add` of a new endpoint, `remove` and `renew` increases
+    it by one.
     """
 
     def __init__(self) -> None:
@@ -168,7 +169,9 @@ class Registry:
             return self._generation
 
     def renew(self) -> int:
-        """Makes and returns a new generation with the same members, for a group that is made again after a failure."""
+        """Starts a new generation with the same members, for a group that is made again after a failure, and returns
+        its number.
+        """
         with self._lock:
             self._generation += 1
             return self._generation
@@ -218,7 +221,7 @@ class Registry:
             return endpoint
 
     def find(self, name: str) -> Endpoint:
-        """Returns the endpoint of that name. Raises `UnknownEndpointError` if there is none."""
+        """Returns the endpoint with this name. Raises `UnknownEndpointError` if there is none."""
         with self._lock:
             for endpoint in self._endpoints.values():
                 if endpoint.name == name:

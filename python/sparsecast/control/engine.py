@@ -18,7 +18,8 @@ class PauseMode(str, enum.Enum):
 
     none     Generation goes on. A request may see weights of both versions in one forward pass.
     abort    Requests in flight are aborted; new requests wait (SGLang) or are refused with 503 (vLLM).
-    wait     Requests in flight are finished first, and new requests refused. The pause may last. Not with SGLang.
+    wait     Requests in flight are finished first, which may take long; new requests are refused. SGLang does not
+             support this mode.
     keep     Requests stop where they are, and go on with the new weights and their old KV cache.
     retract  Requests stop where they are, and go on with a KV cache that is computed again with the new weights.
     """
@@ -41,9 +42,9 @@ RANKS_SHARE = 0.9
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """What a server reports of its engine.
+    """Status of an engine, as its server reports it.
 
-    version     version of the trainer's weights; None if the server has weights of a checkpoint only.
+    version     version of the trainer's weights; None if the server has only the weights of a checkpoint.
     world_size  number of ranks that hold weights; None if the server does not report it.
     paused      whether generation is paused; None if the server does not report it.
     """
@@ -54,7 +55,9 @@ class EngineStatus:
 
 
 def parse_version(text: object) -> int | None:
-    """Returns the version that a server's `weight_version` names; None if this library did not set it."""
+    """Returns the version number in a server's `weight_version`; None if it is not a number, and so was not set by this
+    library.
+    """
     if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
     return None
@@ -78,8 +81,8 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def health(self, timeout: float) -> EngineStatus:
-        """Returns what the server reports of its engine, also while the engine is paused or asleep. Raises
-        `EndpointError` if the server or its engine does not answer.
+        """Returns the status of the engine, as its server reports it. Works also while the engine is paused or asleep.
+        Raises `EndpointError` if the server or its engine does not answer.
         """
 
     @abstractmethod
@@ -130,8 +133,8 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def flush(self, mode: PauseMode, timeout: float) -> None:
-        """Drops prefixes that were computed with the old weights from the cache. Raises `EndpointError` if the server
-        could not.
+        """Drops cached prefixes that were computed with the old weights. Raises `EndpointError` if the server could not
+        drop them. `mode` is the pause mode of the sync.
         """
 
     @abstractmethod
@@ -140,6 +143,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def wake(self, tags: tuple[str, ...], timeout: float) -> None:
-        """Allocates the released memory that `tags` name again; weights come back without content. Whether the engine
-        then generates depends on its kind: call `pause` or `resume` afterwards.
+        """Allocates again the device memory, named by `tags`, that `sleep` has released. Weights come back with
+        undefined content. Some kinds of engines then generate again and others do not, so call `pause` or `resume`
+        afterwards.
         """

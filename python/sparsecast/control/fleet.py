@@ -23,11 +23,13 @@ _CLIENTS: dict[str, type[EngineClient]] = {"sglang": SglangClient, "vllm": VllmC
 
 
 class Named(Protocol):
-    """What a step is run on."""
+    """A member that a step is run on, such as an engine: an object with a name."""
 
     @property
     def name(self) -> str:
-        """Name of this member in error messages, and its key among the tasks and failures of a step: unique there."""
+        """Name of this member in error messages. It is also the key of the member among the tasks and failures of a
+        step, so no two members of a step have the same name.
+        """
 
 
 Member = TypeVar("Member", bound=Named)
@@ -35,7 +37,7 @@ Step = Callable[[Member], Awaitable[object]]
 
 
 class Engine:
-    """A registered endpoint with the client of its server and its record. Only the thread of the loop uses the
+    """A registered endpoint, with the client of its server and its record. Only the thread of the fleet's loop uses the
     client.
     """
 
@@ -49,8 +51,8 @@ class Engine:
         return self.endpoint.name
 
     def adopt(self, endpoint: Endpoint, needs_anchor: bool) -> None:
-        """Replaces the endpoint by the same endpoint with another token; also marks the engine for seeding if
-        `needs_anchor`.
+        """Replaces the endpoint by `endpoint`, which is the same but for its token. If `needs_anchor`, also marks the
+        engine for seeding at the next sync.
         """
         self.endpoint = self.record.endpoint = self.client.endpoint = self.client.http.endpoint = endpoint
         self.record.needs_anchor = self.record.needs_anchor or needs_anchor
@@ -131,7 +133,9 @@ def mark_failed(engine: Engine, error: EndpointError) -> None:
 
 
 async def attempt(engine: Member, step: str, action: Step[Member]) -> EndpointError | None:
-    """Runs one step on one engine; returns any exception as an `EndpointError`."""
+    """Runs `action`, the step named `step`, on one engine. Returns None if it succeeded, else its exception as an
+    `EndpointError`.
+    """
     try:
         await action(engine)
     except EndpointError as error:
@@ -142,7 +146,9 @@ async def attempt(engine: Member, step: str, action: Step[Member]) -> EndpointEr
 
 
 async def on_each(engines: Iterable[Engine], step: str, action: Step[Engine]) -> dict[str, EndpointError]:
-    """Runs the step on all engines at once; returns the errors by endpoint once all have ended."""
+    """Runs `action`, the step named `step`, on all engines at once, and waits for all. Returns the errors of the
+    engines that failed, by the engine's name.
+    """
     engines = list(engines)
     errors = await asyncio.gather(*(attempt(engine, step, action) for engine in engines))
     return {engine.name: error for engine, error in zip(engines, errors, strict=True) if error is not None}

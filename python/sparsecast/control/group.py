@@ -36,9 +36,10 @@ class Group:
     def world(
         self, source: SyncSource, placements: list[Placement], anchored: frozenset[str], timeout: float, lease: float
     ) -> WorldSpec:
-        """Returns a world to meet in, with a new generation and a new secret; the group is invalid until `stands`.
-        `anchored` names the engines to be seeded, `timeout` is for meeting and seeding, and `lease` is the length of
-        leases on pauses, both in seconds; `lease` is 0 if there are none.
+        """Returns the description of a new world for ranks to meet in, with a new generation and a new secret. The
+        group is invalid from now on, until `stands` is called. `anchored` names the engines to be seeded, `timeout` is
+        for meeting and seeding, and `lease` is the length of leases on pauses, both in seconds; `lease` is 0 if there
+        are none.
         """
         size = source.ranks + sum(placement.endpoint.world_size for placement in placements)
         if size > MAX_RANKS:

@@ -33,7 +33,9 @@ _ENGINE_CODES = frozenset(
 
 @dataclass(frozen=True)
 class Answer:
-    """A complete HTTP answer with a status below 300. `endpoint` and `step` say what was asked, for errors."""
+    """A complete HTTP answer with a status below 300. `endpoint` and `step` are the names of the endpoint and of the
+    step that made the request, for error messages.
+    """
 
     endpoint: str
     step: str
@@ -65,7 +67,7 @@ def engine_error(endpoint: str, step: str, message: str) -> EndpointError:
 class HttpCaller:
     """Makes HTTP calls to the server of one endpoint. Used and closed on one event loop.
 
-    tls   how https servers are verified; None: by the trust store of the system.
+    tls   TLS settings by which https servers are verified; None: the trust store of the system.
     """
 
     def __init__(self, endpoint: Endpoint, *, tls: ssl.SSLContext | None = None) -> None:
@@ -96,7 +98,7 @@ class HttpCaller:
         """Sends one request and returns its complete answer. Raises `EndpointError` if there is none within `timeout`
         seconds, or if its status is 300 or above.
 
-        step   what the call is for, in errors.
+        step   name of the step that makes the call, for errors.
         hide   secrets in the request, which are blotted out of errors because servers may repeat them.
         """
         status, body = await self.exchange(method, path, step=step, timeout=timeout, json=json, params=params)

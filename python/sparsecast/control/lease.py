@@ -13,8 +13,8 @@ _RENEWALS = 3  # within the length of a lease
 
 
 class LeaseKeeper:
-    """Takes and renews the leases on pauses of one sync. For one event loop: when the loop ends, so do the renewals,
-    and the servers resume.
+    """Takes and renews the leases on pauses of one sync. Used on one event loop: when the loop ends, renewals end too,
+    and the servers resume by themselves.
 
     seconds       length of a lease; 0: no leases are taken.
     call_timeout  seconds for each call to a server.
@@ -36,7 +36,9 @@ class LeaseKeeper:
         return True
 
     async def release(self, engine: Engine) -> None:
-        """Ends the lease of an engine that has been resumed, or that is to stay paused. Does nothing if it has none."""
+        """Ends the lease of an engine that has been resumed, or that is to stay paused. Does nothing if the engine has
+        no lease.
+        """
         renewing = self._renewing.pop(engine.name, None)
         if renewing is None:
             return

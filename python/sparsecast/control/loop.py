@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """An event loop in a thread of its own, which runs coroutines for other threads. Its own thread must not wait for
-    it.
+    """An event loop in a thread of its own, which runs coroutines for other threads. Code on the loop's own thread must
+    not call `run`, which would wait for itself forever.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,7 +28,7 @@ class LoopThread:
         self._loop.close()
 
     def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Starts `coroutine` on the loop and returns a future of its result; cancelling the future cancels the
+        """Starts `coroutine` on the loop and returns a future for its result. Cancelling the future cancels the
         coroutine.
         """
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

@@ -88,7 +88,7 @@ class ControlMetrics:
 
 
 class _Now:
-    """Collector of metrics that are read from the control plane when they are asked for; removed endpoints are not in
+    """Collector of metrics that are read from the control plane at every scrape. Removed endpoints do not appear in
     them.
     """
 

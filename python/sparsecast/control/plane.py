@@ -74,7 +74,9 @@ class ControlPlane:
         self._fleet.close()
 
     def observe(self, observer: Observer) -> None:
-        """Registers a function that is called with the report of every sync, including failed ones. It must not raise."""
+        """Registers a function that is called with the report of every sync, including failed ones. The function must
+        not raise.
+        """
         self._observers.append(observer)
 
     # endpoints
@@ -83,13 +85,14 @@ class ControlPlane:
         """Registers an endpoint for later syncs. Returns False if it is registered already: then its token is replaced.
 
         needs_anchor   the server holds other weights than version 0 of the trainer (no checkpoint, or another one): the
-                       first sync seeds it with all weights. Engines that are a version behind are seeded without this.
+                       first sync seeds it with all weights. An engine that is at another version than the trainer is
+                       seeded in any case.
         """
         return self._fleet.add(endpoint, needs_anchor=needs_anchor)
 
     def remove(self, host: str, port: int) -> Endpoint:
-        """Removes the endpoint and returns it. Its server is told to leave the group if no operation is in progress;
-        whether it answers does not matter.
+        """Removes the endpoint and returns it. Its server is told to leave the group, unless an operation is in
+        progress; a failure of this call is ignored. Raises `UnknownEndpointError` if the endpoint is not registered.
         """
         engine = self._fleet.remove(host, port)
 
@@ -164,8 +167,8 @@ class ControlPlane:
     def resume(self, names: Iterable[str] | None = None, *, by: str = "the trainer") -> None:
         """Resumes generation on the endpoints in `names` (None: all), whatever paused them.
 
-        Raises `SyncError` if an endpoint failed; endpoints whose memory is released, or whose weights are not usable
-        before the next sync, fail.
+        Raises `SyncError` if an endpoint failed. This includes endpoints whose memory is released, and endpoints whose
+        weights are not usable before the next sync.
         """
 
         async def go_on(engine: Engine) -> None:
@@ -186,8 +189,8 @@ class ControlPlane:
         """Aborts the requests of the endpoints in `names` (None: all), and releases their device memory. Raises
         `SyncError` if an endpoint failed.
 
-        tags   "weights", "kv_cache" or both. vLLM releases its KV cache together with the weights. An endpoint without
-               weights cannot be synced while asleep; the first sync after `wake` seeds it with all weights.
+        tags   "weights", "kv_cache" or both. vLLM always releases its KV cache together with the weights. An endpoint
+               without weights cannot be synced while asleep; the first sync after `wake` seeds it with all weights.
         """
         wanted = _memory_tags(tags)
 
@@ -207,11 +210,12 @@ class ControlPlane:
     def wake(
         self, tags: Iterable[str] = MEMORY_TAGS, names: Iterable[str] | None = None, *, by: str = "the trainer"
     ) -> None:
-        """Allocates released memory again on the endpoints in `names` (None: all); `tags` as in `sleep`. Raises
-        `SyncError` if an endpoint failed.
+        """Allocates released memory again on the endpoints in `names` (None: all); `tags` names the memory: "weights",
+        "kv_cache" or both. Raises `SyncError` if an endpoint failed.
 
-        Weights come back without content: such an endpoint stays paused until the next sync has seeded it. Waking
-        "weights", syncing, and then waking "kv_cache" keeps the memory of the cache free for the sync.
+        Weights come back with undefined content: an endpoint whose weights were released stays paused until the next
+        sync has seeded it. Waking "weights", syncing, and then waking "kv_cache" keeps the memory of the cache free for
+        the sync.
         """
         wanted = _memory_tags(tags)
 

@@ -15,15 +15,15 @@ class SyncPolicy:
     """Choices and deadlines of a sync; times are in seconds.
 
     pause           what happens to requests in flight (`PauseMode`).
-    flush_cache     whether to drop cached prefixes after the apply. With `PauseMode.NONE` and `KEEP` engines may be
-                    unable to do so; the report says it, and it is no failure.
+    flush_cache     whether to drop cached prefixes after the apply. With `PauseMode.NONE` and `KEEP` an engine may be
+                    unable to drop them; this is reported (`cache_flushed`) and does not fail the sync.
     allow_missing   whether to go on without endpoints that do not answer or are asleep; the result is then "partial".
-                    Otherwise one such endpoint fails the sync before anything moves.
-    health_timeout  for the health check of one endpoint.
-    join_timeout    for making a group after the membership changed, including the seeding of new engines.
-    sync_timeout    for the exchange, from the first byte to the decision; with `PauseMode.WAIT` this includes the time
-                    in which requests are finished.
-    call_timeout    for each of: pause, flush, resume, sleep, wake, and tidying up after a failure.
+                    Otherwise one such endpoint fails the sync before any weights are sent.
+    health_timeout  deadline for the health check of one endpoint.
+    join_timeout    deadline for making a group after the membership changed, including the seeding of new engines.
+    sync_timeout    deadline for the exchange, from the first byte to the decision; with `PauseMode.WAIT` this includes
+                    the time in which requests are finished.
+    call_timeout    deadline for each call of: pause, flush, resume, sleep, wake, and cleaning up after a failure.
     pause_lease     a server that hears nothing from this control plane for this long ends the update and resumes by
                     itself, if it supports leases (`lease` in the report says so); 0: never.
     """

@@ -20,8 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PublisherReport:
-    """The trainer's report of one sync; the fields are those that `SourceReport` names. `elements` and `changed` are
-    counts of elements.
+    """The trainer's report of one sync (`SourceReport`).
+
+    version      version that every engine has committed.
+    step         optimizer step, if known.
+    density      `changed` / `elements`, from 0 to 1.
+    elements     number of elements that were compared with the version before. An element that goes to engines with
+                 different shards counts once for each. `changed` is the number of those that changed.
+    sent_bytes   bytes on the wire; `dense_bytes` is the size of all elements in bytes.
+    digest       digest of all tensors at this version, as hexadecimal digits.
     """
 
     version: int
@@ -38,7 +45,9 @@ class PublisherReport:
 
 
 class PublishedTable:
-    """What both kinds of source report of their publisher."""
+    """Base of both kinds of source: holds the publisher and reports its tensors, its version, and whether its ranks
+    have met.
+    """
 
     def __init__(self, publisher: Publisher) -> None:
         self.ranks = len(publisher.layout.ranks)
@@ -90,7 +99,7 @@ class PublisherSource(PublishedTable):
 
     The weights must not change while `ControlPlane.sync_now` runs: call it between optimizer steps, or from the HTTP
     service while the trainer waits. Raises `UsageError` for a trainer of several ranks, which must regroup and publish
-    together: use `DistributedSource`.
+    together: use `DistributedSource` there.
     """
 
     def __init__(self, publisher: Publisher) -> None:
@@ -103,16 +112,16 @@ class PublisherSource(PublishedTable):
         self._meet(world_of(world))
 
     def sync(self, timeout: float) -> PublisherReport:
-        """Publishes what has changed, within `timeout` seconds, and returns the report when every engine has applied
-        it.
+        """Publishes the changes since the last sync, within `timeout` seconds, and returns the report when every engine
+        has applied them.
         """
         self._met().timeout = timeout
         return report_of(self._publisher.publish())  # waits, so it is no future
 
 
 def world_of(spec: WorldSpec) -> World:
-    """Returns the description by which each trainer rank meets the world: rank r of the trainer is rank r of
-    the world.
+    """Returns the description of the world by which each trainer rank meets the other ranks: rank r of the trainer is
+    rank r of the world.
     """
     from sparsecast.transports import World
 
@@ -128,8 +137,8 @@ def world_of(spec: WorldSpec) -> World:
 
 
 class Meeting:
-    """A transport for one world. Its `timeout`, in seconds, may be set for each call, and another thread can end its
-    waits.
+    """Transport for one world. Its attribute `timeout`, in seconds, may be set before each call, and another thread can
+    end a wait by `abort`.
     """
 
     def __init__(self, world: World) -> None:
@@ -159,7 +168,9 @@ class Meeting:
         return self._channel is not None
 
     def abort(self, reason: str) -> None:
-        """Makes the meeting, and waits in its control channel, raise on all ranks that have come. Thread-safe."""
+        """Ends the meeting, or the waits in its control channel: they raise with this reason, here and on all ranks
+        that have come. Thread-safe.
+        """
         with self._lock:
             self._given_up = self._given_up or reason
             channel = self._channel
@@ -169,7 +180,7 @@ class Meeting:
 
 
 def report_of(report: PublishReport) -> PublisherReport:
-    """Returns a publisher's report in the form that the control plane wants."""
+    """Returns a publisher's report, converted into the report of a source."""
     elements, changed, sent_bytes, dense_bytes = report.totals()
     return PublisherReport(
         version=report.version,

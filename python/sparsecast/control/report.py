@@ -33,17 +33,17 @@ class State(str, enum.Enum):
 
 @dataclass
 class EndpointRecord:
-    """What the control plane knows of an endpoint.
+    """Facts that the control plane knows about an endpoint.
 
     version       the last version that the engine has verified; None before the first.
     in_doubt      a sync failed after the engine had begun to write, and the engine did not answer: it is at `version`
-                  or at the version after it. The next regroup settles which.
+                  or at the next version. The next regroup settles which.
     needs_anchor  the engine's weights are not usable: the next sync seeds it with all weights.
     paused        generation is stopped.
     held          generation was stopped by `ControlPlane.pause`, so that a sync does not resume it.
-    asleep        which of "weights" and "kv_cache" have no memory now.
-    error         what failed last; empty since the last success.
-    failures      how many steps have failed in all.
+    asleep        which of "weights" and "kv_cache" are released from device memory now.
+    error         message of the last failure; empty since the last success.
+    failures      number of steps that have failed since the endpoint was registered.
     """
 
     endpoint: Endpoint
@@ -58,7 +58,9 @@ class EndpointRecord:
     failures: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the record and the endpoint as JSON values; of the token only whether there is one."""
+        """Returns the record and the endpoint as JSON values. The token is left out; `has_token` says whether there is
+        one.
+        """
         endpoint = self.endpoint
         return {
             "name": endpoint.name,
@@ -82,13 +84,14 @@ class EndpointRecord:
 
 @dataclass
 class EndpointReport:
-    """One endpoint in one sync. Seconds are measured in the control plane, around the calls.
+    """Report about one endpoint in one sync. Seconds are measured in the control plane, around the calls.
 
     version        the version that the engine has verified at the end of the sync; None for none.
-    in_doubt       the engine is at `version` or at the version after it, and has not answered which.
+    in_doubt       the engine is at `version` or at the next version, and has not answered which.
     state          state of the endpoint at the end of the sync (`State`).
     rank_offset    first rank of the engine in the world; None if the sync did not make a group.
-    error          what failed; empty if nothing did. `step` is the call that failed, and `code` the code of its error.
+    error          message of what failed; empty if nothing did. `step` is the call that failed, and `code` the code of
+                   its error.
     cache_flushed  whether cached prefixes were dropped; None if that was not requested.
     left_paused    the engine was not resumed: it may hold wrong bytes, or did not answer.
     calls          seconds of each call in the pause, by step: pause, apply, finish, flush, resume.
@@ -115,8 +118,8 @@ class EndpointReport:
 
 @dataclass
 class SyncReport:
-    """One sync. `result` is "ok" (every endpoint is at `version`), "partial" (every endpoint but those that were left
-    out) or "failed". `source` has the figures of the trainer's own report.
+    """Report of one sync. `result` is "ok" (every endpoint is at `version`), "partial" (every endpoint is, but for
+    those that were left out) or "failed". `source` has the figures of the trainer's own report.
     """
 
     result: str
@@ -164,7 +167,9 @@ class SyncError(PeerFailedError):
 
 
 def source_figures(report: object) -> dict[str, Any]:
-    """Returns, as JSON values, those figures that the report of a source has."""
+    """Returns the figures of a trainer's report that a `SyncReport` keeps, by name, as JSON values. Figures that
+    `report` does not have are left out.
+    """
     values = {name: getattr(report, name, None) for name in _SOURCE_FIELDS}
     return {
         name: value

@@ -43,7 +43,7 @@ class EndpointIn(Body):
 
 
 class SyncIn(Body):
-    """Deviations of this sync from the policy of the control plane; all fields are optional."""
+    """Settings that replace the policy of the control plane for this sync; all fields are optional."""
 
     pause: Literal["none", "abort", "wait", "keep", "retract"] | None = None
     flush_cache: StrictBool | None = None
@@ -73,7 +73,7 @@ class MemoryIn(Body):
 
 
 class XorlEndpointIn(Body):
-    """The form that xorl's clients send."""
+    """Body of xorl's request to add an endpoint."""
 
     host: StrictStr = Field(max_length=255)
     port: Port
@@ -87,7 +87,7 @@ class XorlEndpointOut(Body):
 
 
 class XorlSyncIn(Body):
-    """The form that xorl's clients send. `group_name` and `buffer_size_mb` have no effect here, as the answer says."""
+    """Body of xorl's request for a sync. `group_name` and `buffer_size_mb` have no effect here, as the answer says."""
 
     master_address: StrictStr | None = Field(default=None, max_length=255, description="Where ranks meet from now on.")
     master_port: Port | None = None
@@ -133,7 +133,7 @@ class AddedOut(BaseModel):
 
 
 class EndpointSyncOut(BaseModel):
-    """One endpoint in a sync; seconds were measured around the calls."""
+    """Report about one endpoint in a sync; seconds were measured in the control plane, around the calls."""
 
     name: str
     version: int | None
@@ -151,7 +151,9 @@ class EndpointSyncOut(BaseModel):
 
 
 class SyncOut(BaseModel):
-    """A sync: "ok" if every endpoint is at `version`, "partial" if all are but those that did not take part."""
+    """Report of a sync. The result is "ok" if every endpoint is at `version`, "partial" if all are but for endpoints
+    that did not take part.
+    """
 
     result: Literal["ok", "partial", "failed"]
     version: int

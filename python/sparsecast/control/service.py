@@ -33,10 +33,11 @@ class ControlService:
     """Serves the control plane `plane` over HTTP from `start()` to `stop()`, in a thread of its own.
 
     host, port      where to listen; for port 0 the system chooses a port (`url` has it).
-    token           what callers send as `Authorization: Bearer TOKEN`.
+    token           token that callers send as `Authorization: Bearer TOKEN`.
     token_file      path of a file with the token. If there is no such file, it is made (mode 0600, a new token).
                     Without `token` and `token_file` a new token is printed once, to stderr.
-    authentication  False: callers need no token. Only on a loopback address, and not for web pages.
+    authentication  False: callers need no token. Possible only on a loopback address; requests that web pages can make
+                    are refused.
     tls             (certificate file, key file), PEM: serve https. Without it the token crosses the network in the
                     clear.
     max_bytes       largest body of a request, in bytes.
@@ -106,7 +107,9 @@ class ControlService:
             return
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Gives requests in progress some seconds, then ends them and the thread. The control plane stays open."""
+        """Stops the service: gives requests in progress five seconds, then ends them and the thread. Waits up to
+        `timeout` seconds for the thread. The control plane stays open.
+        """
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(timeout)

@@ -47,8 +47,8 @@ def group_request(world: WorldSpec, placement: Placement) -> dict[str, Any]:
 
 def phase_request(phase: str, timeout: float, base_version: int | None = None) -> dict[str, Any]:
     """Returns the body of /weights_checker for a step of an update. The step, `phase` ("receive", "staged", "apply" or
-    "cancel"), is JSON in `action`. The ranks get a little less than `timeout` seconds, so that they can say what
-    failed.
+    "cancel"), is sent as JSON in `action`. The ranks get a little less than `timeout` seconds, so that they can report
+    a failure before the call itself times out.
     """
     fields: dict[str, Any] = {"phase": phase, "timeout": timeout * RANKS_SHARE}
     if base_version is not None:

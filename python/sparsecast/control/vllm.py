@@ -64,7 +64,9 @@ def update_info(base_version: int) -> dict[str, Any]:
 
 
 class UpdateSteps(ABC):
-    """`receive`, `staged`, `apply`, `finish` and `cancel` of `EngineClient`, over whatever carries the calls."""
+    """Implements `receive`, `staged`, `apply`, `finish` and `cancel` of `EngineClient` for vLLM. Subclasses provide
+    `_post`, which carries the calls.
+    """
 
     # A missing feature is remembered for one sync only: a proxy answers 404 while its server starts, too.
     _tells_states = True  # False once the workers of this sync are known not to have the extension
@@ -78,7 +80,9 @@ class UpdateSteps(ABC):
     async def _post(
         self, path: str, step: str, timeout: float, body: dict[str, Any] | None = None, **params: str
     ) -> dict[str, Any]:
-        """Calls a route of the server, whose JSON is `body`; returns the answer. Raises `EndpointError`."""
+        """Sends a POST request to the route `path` of the server, with the JSON `body` and the query `params`, and
+        returns the JSON of the answer. Raises `EndpointError`, which names `step`.
+        """
 
     async def receive(self, base_version: int, timeout: float) -> None:
         until = time.monotonic() + timeout
@@ -93,8 +97,8 @@ class UpdateSteps(ABC):
             await self._post("/start_weight_update", "receive", until - time.monotonic())
 
     async def staged(self, timeout: float) -> None:
-        """Waits until the workers have staged the version, if they have the worker extension; otherwise the apply
-        waits.
+        """Waits until the workers have staged the version. Workers without the worker extension cannot tell: then it
+        returns without waiting, and `apply` waits for the version.
         """
         until = time.monotonic() + timeout
         pause = _FIRST_POLL_SECONDS

@@ -20,15 +20,16 @@ class WorldSpec:
     host, port     where rank 0, the trainer's first rank, listens.
     size           number of ranks in the world: the trainer's, followed by those of `placements`.
     trainer_ranks  number of the trainer's ranks, which are 0 to trainer_ranks - 1.
-    placements     the engines and their ranks.
+    placements     the engines, with their ranks.
     generation     number of this world; no two worlds of a control plane share one.
-    trainer        name of this control plane: an engine that has joined a newer one refuses it (`TrainerFence`).
+    trainer        name of this control plane: an engine that has since joined another control plane refuses its calls
+                   (`TrainerFence`).
     secret         shared secret by which ranks authenticate one another. New for every world; never shown.
     channels       transport that carries weights: "control", "mpi" or "nccl".
     tensors        all tensors of the trainer: (name, dtype as safetensors names it, shape).
     ties           pairs (alias, original) of names that are one tensor.
     anchored       names of the engines whose weights are not usable, which must be seeded with all weights.
-    timeout        seconds for meeting, making the group and seeding the engines that need it.
+    timeout        seconds for meeting, making the group and seeding the engines in `anchored`.
     reach_timeout  seconds in which engines must reach rank 0: a trainer that has died must not block them for longer
                    than their lease. None: `timeout`.
     """
@@ -50,8 +51,8 @@ class WorldSpec:
 
 
 def engine_fields(world: WorldSpec, placement: Placement) -> dict[str, Any]:
-    """Returns, as JSON values, the fields that engines of both kinds get when they join: everything but where
-    to meet.
+    """Returns, as JSON values, the fields that SGLang and vLLM engines both get when they join: everything but the
+    address and ranks of the meeting.
     """
     endpoint = placement.endpoint
     return {
@@ -118,6 +119,6 @@ class SyncSource(Protocol):
         """
 
     def sync(self, timeout: float) -> SourceReport:
-        """Publishes what has changed, and returns when every rank of every engine has applied it, within `timeout`
-        seconds.
+        """Publishes the changes since the last sync, and returns when every rank of every engine has applied them,
+        within `timeout` seconds.
         """
