@@ -33,9 +33,10 @@ _RANK_TOO_HIGH = (
 class AdapterReport:
     """Report of one sync of an adapter.
 
-    version     of its log, which every server has loaded.
-    changed     elements that differ from the version before, of `elements`; all of them at the first sync.
-    sent_bytes  of the delta; at the first sync, of the whole adapter.
+    version     version of the adapter's log that every server has loaded.
+    changed     number of the adapter's `elements` that differ from the version before; at the first sync, all of them.
+    sent_bytes  bytes of the delta; at the first sync, bytes of the whole adapter.
+    seconds     duration of the sync.
     """
 
     version: int
@@ -47,18 +48,22 @@ class AdapterReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedAdapter:
-    """Where a trainer's adapter goes, instead of being merged into the base weights.
+    """Options for sending a trainer's LoRA adapter to servers as it is, instead of merging it into the base weights.
 
-    name        under which the servers have it; the trainer's requests name it as their model.
-    directory   that trainer and servers see under the same path, where versions are written for them (on one machine
-                "/dev/shm/adapters"). Empty: beside each server runs `python -m sparsecast.adapters follow`.
-    log         a new delta log for this run: a directory or "s3://bucket/prefix". May be left out with a directory.
-    description file with the adapter's description, for followers; by default the log's path with ".json".
-    mirror      a `*.safetensors` file of this process, from which anchors are made; by default a temporary one.
-    key         path of a signing key for the log.
-    wire_dtype  of A and B at the servers; by default that in which vLLM keeps adapters.
-    timeout     seconds for a server, or its follower, to have a version loaded, and for the log.
-    on_report   called with the report of every sync; it must not raise.
+    name        name of the adapter at the servers; the trainer's requests name it as their model.
+    directory   directory where the versions are written for the servers; the trainer and the servers see it under the
+                same path (on one machine, for example "/dev/shm/adapters"). Empty: every server needs a follower of the
+                log, `python -m sparsecast.adapters follow`.
+    log         place of a new delta log for this run: a directory or "s3://bucket/prefix". If it is empty, which needs
+                a `directory`, a temporary log is used.
+    description path of the file to which the adapter's description is written, for followers; by default the log's path
+                with ".json".
+    mirror      path of a `*.safetensors` file on this machine, which holds the newest version and from which anchors
+                are made; by default a temporary file.
+    key         path of a signing key for the log; None: the log is not signed.
+    wire_dtype  dtype of A and B at the servers; None: the dtype in which vLLM keeps adapters.
+    timeout     seconds in which a server, or its follower, must load a version, and for requests to the log.
+    on_report   function that is called with the report of every sync; it must not raise.
     """
 
     name: str = "policy"
@@ -80,9 +85,9 @@ class ServedAdapter:
 
 
 class AdapterSync:
-    """The servers and the adapter that they have. Used from one thread.
+    """Sends an adapter to servers through a delta log, version by version. Used from one thread.
 
-    servers   URLs of vLLM servers, or endpoints of them.
+    servers   URLs or endpoints of vLLM servers.
     """
 
     def __init__(self, servers: Sequence[str | Endpoint], options: ServedAdapter) -> None:
@@ -99,15 +104,19 @@ class AdapterSync:
         self._location = ""
 
     def check(self, wait_seconds: float) -> None:
-        """Waits for the servers, and raises what `look_at_lora` raises for one that takes no adapters."""
+        """Waits until every server answers. Raises DeadlineError for a server that does not answer within
+        `wait_seconds`, and UsageError or UnsupportedError for a server that does not take adapters (`look_at_lora`).
+        """
         self._servers = [look_at_lora(endpoint, wait_seconds) for endpoint in self._endpoints]
 
     def send(self, config: Mapping[str, Any], named: Iterable[tuple[str, torch.Tensor]]) -> AdapterReport:
-        """Publishes A and B, whole, and returns when every server has loaded that version.
+        """Publishes the adapter's tensors `named` (all A and B, each as a whole), and returns the report when every
+        server has loaded this version.
 
-        `config` is that of `adapter_config.json`, names are PEFT's. Raises UsageError for other names and shapes than
-        before, UnsupportedError for what is more than A and B or what a server refuses, DeadlineError if no follower
-        has brought the version to a server in time, and the errors of the log. The next call sends all changes since.
+        `config` has the fields of `adapter_config.json`, and names are the names that PEFT gives. Raises UsageError for
+        other names or shapes than at the first call, UnsupportedError for an adapter that has more than A and B or that
+        a server refuses, DeadlineError if no follower has brought the version to a server in time, and the errors of
+        the log. After an error, the next call sends all changes since the last version.
         """
         begin = time.perf_counter()
         changed, sent = self._publish(config, named)
@@ -126,7 +135,7 @@ class AdapterSync:
         return report
 
     def close(self) -> None:
-        """Ends the log's publisher. The servers go on with the adapter that they have."""
+        """Closes the publisher of the log. The servers keep serving the adapter that they have."""
         publisher, self._publisher = self._publisher, None
         with contextlib.suppress(Error):
             if publisher is not None:
@@ -138,7 +147,9 @@ class AdapterSync:
             scratch.cleanup()
 
     def _publish(self, config: Mapping[str, Any], named: Iterable[tuple[str, torch.Tensor]]) -> tuple[int, int]:
-        """Returns how many elements changed, and the bytes that were written for them."""
+        """Publishes the tensors to the log, which the first call creates. Returns the number of elements that changed
+        and the bytes of the delta; at the first call, the elements and bytes of the whole adapter.
+        """
         if self._weights is None:
             dtype = self._options.wire_dtype or getattr(torch, self._servers[0].lora_dtype, None)
             self._weights = GatheredWeights(dtype)
@@ -172,7 +183,7 @@ class AdapterSync:
         )
 
     def _load(self, server: VllmServer) -> None:
-        """Has the server load the newest version from the directory that it shares with this process."""
+        """Makes the server load the newest version from the directory that it shares with this process."""
         assert self._adapter is not None
         name = server.endpoint.name
         receiver = self._receivers.get(name)
@@ -198,7 +209,9 @@ class AdapterSync:
             time.sleep(_POLL_SECONDS)
 
     def _has(self, server: VllmServer, version: int) -> bool:
-        """Whether it serves the version: followers name each directory by it."""
+        """Returns whether the server serves this version of the adapter, as the name of the directory shows from which
+        it has loaded the adapter. Returns False if the server does not answer.
+        """
         try:
             path = server.served().get(self._options.name)
         except Error as error:

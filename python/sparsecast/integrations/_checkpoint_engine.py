@@ -25,7 +25,9 @@ Reader = TypeVar("Reader", bound=ChunkReader)
 
 
 class DeltaEngine(Generic[Reader]):
-    """One rank: the sender (rank 0 of the group), a rollout worker, or (rank -1) another rank of the trainer."""
+    """State of one rank of a trainer or rollout: the sender (rank 0 of the group), a rollout worker, or another rank of
+    the trainer (rank -1), which is not in the group.
+    """
 
     options_at: ClassVar[str]
     """Where users of the framework write options."""
@@ -60,7 +62,9 @@ class DeltaEngine(Generic[Reader]):
         self._version = 0
 
     def _meet(self, meeting: Mapping[str, Any], rank: int, size: int, node: int, leader: bool) -> None:
-        """Joins a new group."""
+        """Leaves the previous group, and joins the new group that `meeting` describes, as rank `rank` of `size`. `node`
+        is the number of this rank's node, and `leader` says whether this rank is the leader of its node.
+        """
         self._group = None  # Closes the connections of the one before.
         self._group = Group(
             meeting,
@@ -74,7 +78,7 @@ class DeltaEngine(Generic[Reader]):
         )
 
     def _joined(self) -> Group:
-        """Returns the group. Raises UsageError if there is none that works."""
+        """Returns the group. Raises UsageError if there is no group, or if it is broken."""
         group = self._group
         if group is None or not group.healthy:
             reason = group.reason() if group is not None else ""
@@ -83,13 +87,14 @@ class DeltaEngine(Generic[Reader]):
         return group
 
     def _has_copy(self, group: Group) -> bool:
-        """Returns whether this rank has a mirror."""
+        """Returns whether this rank of `group` keeps a mirror, which is a copy of the weights in host memory."""
         del group
         return True
 
     def _begin(self, step: int | None = None, verify: bool = False) -> Plan:
-        """Begins a sync: returns the plan of all ranks; collective over the group. Until `_commit` this rank holds
-        nothing, so that a sync which fails anywhere makes the next one send everything.
+        """Begins a sync and returns its plan, which is the same on all ranks. Collective over the group. Until
+        `_commit`, this rank counts as holding no weights, so that a sync that fails on any rank makes the next sync
+        send everything.
         """
         group = self._joined()
         has_copy = self._has_copy(group)
@@ -103,7 +108,9 @@ class DeltaEngine(Generic[Reader]):
         return plan
 
     def _receive(self, step: int | None = None) -> tuple[Plan, Reader | None]:
-        """Runs a sync on a rollout worker up to the vote."""
+        """Runs a sync on a rollout worker up to the vote. Returns the plan, and the reader with the chunks that came,
+        or None if this rank keeps no mirror.
+        """
         try:
             group = self._joined()
             plan = self._begin(step)
@@ -120,11 +127,13 @@ class DeltaEngine(Generic[Reader]):
         raise NotImplementedError
 
     def _commit(self, plan: Plan) -> None:
-        """Ends a sync: this rank holds its version."""
+        """Ends a sync that succeeded: from now on this rank counts as holding the version of `plan`."""
         self._stream, self._version = plan.stream, plan.base + 1
 
     def _failed(self, error: Exception) -> Exception:
-        """Leaves the group, with the reason for the others. Returns what to raise."""
+        """Gives up the sync because of `error`: leaves the group, if there is one, and tells the other ranks the
+        reason. Returns the exception to raise.
+        """
         self._stream = ""
         consequence = "nothing of this sync was loaded, the next one sends everything"
         return error if self._group is None else self._group.fail(error, consequence)

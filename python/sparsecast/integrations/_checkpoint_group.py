@@ -37,8 +37,12 @@ _HELLO: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Hello:
-    """What a rank holds when a sync begins, and what the sender wants of the sync. `stream` is empty for a rank that
-    holds nothing, `step` None where the framework does not say it.
+    """Message of a rank at the start of a sync: the version of the weights that it holds and, from the sender, options
+    of the sync.
+
+    release  version of sparsecast on this rank.
+    stream   stream of the weights that this rank holds, at `version`; empty if it holds none.
+    step     training step of this sync; None if the framework does not tell it.
     """
 
     release: str
@@ -46,9 +50,9 @@ class Hello:
     version: int
     step: int | None
     seed_stream: str
-    """Stream of the sync if it has to send everything."""
+    """Name of the new stream that this sync begins if it has to send everything."""
     verify: bool
-    """Whether, if the sync does not send everything, the rollouts compare all that they hold after it."""
+    """Whether the rollout workers compare all their weights after the sync, if it does not send everything."""
 
     @staticmethod
     def decode(data: bytes, rank: int) -> Hello:
@@ -68,7 +72,13 @@ class Hello:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sync does, the same on all ranks. `seed`: everything is sent, from zeros, as a new stream."""
+    """What a sync does; every rank makes the same plan.
+
+    seed    whether everything is sent, as changes to zeros, in a new stream.
+    stream  stream of the sync.
+    base    version from which the sync starts; it leads to the version `base + 1`.
+    verify  whether the rollout workers compare all their weights after the sync.
+    """
 
     seed: bool
     stream: str
@@ -77,8 +87,9 @@ class Plan:
 
     @staticmethod
     def of(hellos: Sequence[Hello]) -> Plan:
-        """Returns the plan for what all ranks hold. Everything is sent when a rollout worker does not hold what the
-        sender does. Raises GroupMismatchError when the ranks are at different steps.
+        """Returns the plan that follows from the hellos of all ranks, by rank (the sender is rank 0). It is a seed if
+        the sender holds no weights, or if a rollout worker holds another version than the sender. Raises
+        GroupMismatchError if the ranks are at different training steps.
         """
         sender = hellos[0]
         for rank, hello in enumerate(hellos):
@@ -96,16 +107,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Topology:
-    """Where the rollout workers are. `meeting` is None where the group stays as it is."""
+    """Where the rollout workers are: `nodes` has the number of each worker's node. `meeting` says where a new group
+    meets; None if the present group is kept.
+    """
 
     meeting: Mapping[str, Any] | None
     nodes: list[int]
     leaders: list[bool]
-    """Whether a rollout worker is the first of its node."""
+    """For each rollout worker, whether it is the first of its node."""
 
     @staticmethod
     def of(sender: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]]) -> Topology:
-        """Returns the topology for what `describe_rank` has returned on the sender and on the rollout workers."""
+        """Returns the topology that follows from the results of `describe_rank` on the sender and on the rollout
+        workers.
+        """
         members = [str(each["member"]) for each in (sender, *rollouts)]
         token = members[0].partition(":")[0]
         keep = bool(token) and members == [_membership(token, rank, len(members)) for rank in range(len(members))]
@@ -119,8 +134,9 @@ class Topology:
 
 
 def describe_rank(node: str, group: Group | None, host: str | None) -> dict[str, Any]:
-    """Returns in which group a rank is, on which node, and where a new group can meet at an address of this machine, if
-    a `host` is given: a port that is free now, a new secret, and the group's token.
+    """Returns, as JSON values, the node of a rank and its membership in `group` (empty if there is none or it is
+    broken). If `host`, an address of this machine, is given, the result also says where a new group can meet: there, at
+    a port that is free now, with a new secret and a new token of the group.
     """
     meeting = None
     if host is not None:
@@ -132,7 +148,7 @@ def describe_rank(node: str, group: Group | None, host: str | None) -> dict[str,
 
 
 class Group:
-    """One rank's end of the group. Every call ends within `timeout` seconds, or raises and breaks the group."""
+    """One rank's connection to the group. Every call ends within `timeout` seconds, or raises and breaks the group."""
 
     def __init__(
         self,
@@ -151,7 +167,7 @@ class Group:
         self.membership = _membership(str(meeting["token"]), rank, size)
         self.timeout = timeout
         self.message_bytes = 0
-        """Bytes of this rank's messages of the sync."""
+        """Size, in bytes, of the messages that this rank has sent in the present sync."""
         self._broken = False
         self.world = meet(
             str(meeting["host"]),
@@ -181,7 +197,7 @@ class Group:
         return self._node
 
     def reason(self) -> str:
-        """Returns what a rank has said about why the group broke, if one has."""
+        """Returns the reason that a rank has given for breaking the group; empty if no rank has given one."""
         return self.world.aborted() or ""
 
     @property
@@ -189,7 +205,7 @@ class Group:
         return not self._broken and self.world.aborted() is None
 
     def give_up(self, reason: str) -> None:
-        """Tells the others why, so that none waits for its deadline. The group is not used again."""
+        """Tells the other ranks `reason`, so that none of them waits for its deadline. The group cannot be used again."""
         self._broken = True
         if self.world.aborted() is None:
             self.world.abort(reason)
@@ -211,24 +227,28 @@ class Group:
         return type(error)(f"{message}; {consequence}", error.context)
 
     def plan(self, own: Hello) -> Plan:
-        """Returns the plan for what this rank and all others hold; collective."""
+        """Returns the plan that follows from `own`, the hello of this rank, and the hellos of all other ranks.
+        Collective over the group.
+        """
         message = _encode(asdict(own))
         self.message_bytes = len(message)
         answers = self.world.all_gather(message, self.timeout)
         return Plan.of([Hello.decode(answer, rank) for rank, answer in enumerate(answers)])
 
     def announce(self, new: bool, entries: Sequence[Entry]) -> None:
-        """Tells the rollout workers, from the sender, the tensors of the next chunk, and whether they are new."""
+        """Called on the sender: tells the rollout workers the tensors of the next chunk, and whether they are new."""
         message = _encode({"new": new, "tensors": as_json(entries)})
         self.message_bytes += len(message)
         self.world.broadcast(message, self.timeout)
 
     def announce_end(self) -> None:
-        """Tells the rollout workers, from the sender, that no more chunks come."""
+        """Called on the sender: tells the rollout workers that no more chunks come."""
         self.world.broadcast(b"", self.timeout)
 
     def next_chunk(self) -> tuple[bool, list[Entry]] | None:
-        """Returns whether the tensors of the next chunk are new, and the tensors; None when no more chunks come."""
+        """Called on a rollout worker: returns whether the tensors of the next chunk are new, and their entries. Returns
+        None when no more chunks come.
+        """
         message = self.world.broadcast(b"", self.timeout)
         if not message:
             return None
@@ -238,12 +258,16 @@ class Group:
         return fields["new"], parse_entries(fields.get("tensors"))
 
     def vote(self) -> None:
-        """Returns when every rank has got here; raises PeerFailedError with the reason of one that has not."""
+        """Waits until every rank has called this function. Raises PeerFailedError, with the reason, if a rank has
+        failed before.
+        """
         self.world.agree(0, 0, self.timeout)
 
 
 def _membership(token: str, rank: int, size: int) -> str:
-    """Returns what a rank says that it is a member of: equal only for the same place in the same group."""
+    """Returns a text that identifies the place of a rank in a group. Only the same rank of the same group has the same
+    text.
+    """
     return f"{token}:{rank}:{size}"
 
 
@@ -252,7 +276,9 @@ def _encode(fields: Mapping[str, Any]) -> bytes:
 
 
 def json_object(data: bytes, where: str) -> dict[str, Any]:
-    """Returns the fields of a message. Raises CorruptError that names `where` for anything but a JSON object."""
+    """Returns the fields of a message that is a JSON object. Raises CorruptError, which names `where`, for anything
+    else.
+    """
     try:
         value = json.loads(data)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:

@@ -20,15 +20,20 @@ from ._checkpoint_group import Group, Plan
 from ._mirror import Entry, Mirror
 
 _MOST_TENSORS = 1024
-"""Tensors of one chunk: the message that names them stays below the 1 MiB of a control channel."""
+"""Most tensors of one chunk. The message that names them then stays below 1 MiB, the limit of a control channel."""
 
 _MOST_BYTES = 1 << 30
-"""Of the tensors of one chunk, but for the last of them."""
+"""Largest size of a chunk before it is sent, in bytes of its tensors; the last tensor may exceed it."""
 
 
 @dataclass
 class Totals:
-    """Figures of one sync: tensors and elements of the export; tensors sent, elements changed, bytes of records."""
+    """Figures of one sync.
+
+    tensors, elements  numbers of all tensors and all their elements in the export.
+    sent_tensors       number of tensors that were sent; `changed` of their elements changed.
+    record_bytes       size in bytes of the records that were sent, in `chunks` chunks.
+    """
 
     tensors: int = 0
     elements: int = 0
@@ -40,7 +45,9 @@ class Totals:
 
 @dataclass
 class _Waiting:
-    """Tensors of the next chunk: by name, the changes that are to be written into the mirror."""
+    """Tensors that wait for the next chunk. `changes` has, by tensor name, pairs (positions, new elements) that are to
+    be written into the mirror; positions are None for all elements. `nbytes` is the size of these tensors.
+    """
 
     changes: dict[str, list[tuple[torch.Tensor | None, torch.Tensor]]] = field(default_factory=dict)
     nbytes: int = 0
@@ -65,16 +72,18 @@ class ChunkWriter:
         self._add(self._new, entry[0], None, bits)
 
     def add_change(self, name: str, bits: torch.Tensor, positions: torch.Tensor | None = None) -> None:
-        """Adds elements of a tensor of the mirror at flat positions, or all of them, to the next chunk."""
+        """Adds new elements `bits` of a tensor of the mirror to the next chunk: the elements at flat `positions`, or
+        all elements if None.
+        """
         self._add(self._changed, name, positions, bits)
 
     def flush(self) -> None:
-        """Sends what waits."""
+        """Sends the tensors that wait for the next chunk, changed ones and new ones."""
         self._send(self._changed)
         self._send(self._new)
 
     def finish(self) -> None:
-        """Sends what waits, and returns when every rank has all of the sync."""
+        """Sends the tensors that wait, and returns when every rank has received the whole sync."""
         self.flush()
         self.group.announce_end()
         self.group.vote()
@@ -119,7 +128,7 @@ class ChunkWriter:
 
 
 class ChunkReader:
-    """A rollout worker's half of a sync, up to the vote. `names` are the tensors that came."""
+    """A rollout worker's half of a sync, up to the vote. `names` has the names of the tensors that were received."""
 
     def __init__(self, group: Group, mirror: Mirror, plan: Plan, threads: int) -> None:
         self.names: list[str] = []
@@ -129,8 +138,10 @@ class ChunkReader:
         self._threads = threads
 
     def read(self, new: bool, entries: Sequence[Entry]) -> None:
-        """Takes a chunk: on the leader of a node, receives its records and applies them to the mirror. Raises what is
-        wrong with them, and WrongBaseError for a mirror that is not what the sender has.
+        """Takes one chunk, whose tensors are `entries`. Adds them to the mirror if they are `new`; otherwise they must
+        be in it. On the leader of a node, it then receives the records of the chunk and applies them to the mirror.
+        Raises UsageError for a tensor that does not fit the mirror, WrongBaseError or DigestMismatchError if the mirror
+        differs from the sender's, and the errors of the records.
         """
         if new:
             for entry, memory in zip(entries, self._allocate(entries), strict=True):
@@ -144,7 +155,9 @@ class ChunkReader:
         self.names += names
 
     def _allocate(self, entries: Sequence[Entry]) -> Sequence[torch.Tensor | None]:
-        """Returns the memory for new tensors, zeros; None for memory of this process."""
+        """Returns the memory, filled with zeros, for each of the new tensors. None stands for new memory of this
+        process.
+        """
         return [None] * len(entries)
 
     def _receive(self, new: bool, names: Sequence[str]) -> None:

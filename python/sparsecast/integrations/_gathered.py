@@ -13,21 +13,22 @@ Rename = Mapping[str, str | None] | Callable[[str], str | None]
 """Name of a tensor at the engines, or None to leave it out. A dict lists only the names that differ."""
 
 WireDtype = torch.dtype | Callable[[str, torch.Tensor], torch.dtype | None]
-"""Dtype that the engines hold a tensor in; None: its own."""
+"""Dtype in which the engines hold a tensor; None: the dtype that it has."""
 
 _SHOWN = 4
 
 
 class GatheredWeights:
-    """Copies of the weights, in the dtype of the engines, on the host.
+    """Copies of the weights in host memory, in the dtype of the engines, at addresses that never change.
 
-    What a framework yields are temporaries (a gathered parameter, an adapter merged for a moment), while a publisher
-    compares the same memory at every sync. So rank 0 keeps this copy, and the publisher the one that engines hold.
+    A framework yields temporary tensors (a gathered parameter, or an adapter that is merged for a moment), while a
+    publisher needs the same memory at every sync. Therefore rank 0 keeps these copies, and the publisher compares them
+    with its own copy of what the engines hold.
 
-    wire_dtype   see `WireDtype`.
-    rename       see `Rename`.
+    wire_dtype   dtype in which the engines hold each tensor (`WireDtype`); None: the dtype that it has.
+    rename       name of each tensor at the engines (`Rename`); None: the name that it has.
 
-    Names, shapes and dtypes are those of the calls of `take` up to `seal`; later calls must have the same.
+    The calls of `take` before `seal` define the names, shapes and dtypes; later calls must have the same.
     """
 
     def __init__(self, wire_dtype: WireDtype | None = None, rename: Rename | None = None) -> None:
@@ -38,16 +39,18 @@ class GatheredWeights:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The copies by name at the engines."""
+        """The copies, by the name of the tensor at the engines."""
         return self._tensors
 
     @property
     def sealed(self) -> bool:
-        """Whether the names of all tensors are known."""
+        """Whether `seal` was called, so that the names of all tensors are known."""
         return self._sealed
 
     def seal(self) -> None:
-        """Says that these are all tensors. Raises UsageError if there are none."""
+        """Declares that all tensors are known: later calls of `take` cannot add any. Raises UsageError if there are
+        none.
+        """
         if not self._tensors:
             raise UsageError("there are no weights to send: every parameter is frozen, or left out by rename")
         self._sealed = True
@@ -55,9 +58,9 @@ class GatheredWeights:
     def take(self, named: Iterable[tuple[str, torch.Tensor]], *, complete: bool = True) -> None:
         """Copies every tensor of `named`.
 
-        complete   all tensors must be in `named`, once they are known.
+        complete   whether `named` must contain all tensors; this is checked only after `seal`.
 
-        `named` is read to its end even after an error (`drain`). Raises UsageError for names or shapes that are not
+        `named` is read to its end even after an error (`drain`). Raises UsageError for names or shapes that differ from
         those of earlier calls.
         """
         iterator = iter(named)
@@ -104,8 +107,8 @@ class GatheredWeights:
 
 
 def drain(named: Iterable[object]) -> None:
-    """Reads `named` to its end: other ranks take part in its gathers, and a framework undoes the merge of an adapter
-    when it ends.
+    """Reads `named` to its end and drops its items: the other ranks take part in its gathers, and a framework may undo
+    the merge of an adapter when the iterator ends.
     """
     for _ in named:
         pass

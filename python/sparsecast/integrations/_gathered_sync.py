@@ -36,21 +36,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SyncOptions:
-    """How weights get to the servers.
+    """Options of syncs from a trainer to servers.
 
-    host        address of this machine that the servers reach; empty: the one that faces the first server.
-    port        that rank 0 listens on while ranks meet; 0: a free one.
-    channels    what weights travel by: "control" (TCP), "nccl" or "mpi".
-    policy      what becomes of requests in flight, and all deadlines (docs/control.md). "retract" by default: requests
+    host        address of this machine that the servers reach; empty: the address that faces the first server.
+    port        port on which rank 0 listens while ranks meet; 0: a free port.
+    channels    transport that carries weights: "control" (TCP), "nccl" or "mpi".
+    policy      what happens to requests in flight, and all deadlines (docs/control.md). "retract" by default: requests
                 go on after the update, and their KV cache is computed again with the new weights.
-    wire_dtype  dtype of the weights at the servers, or a function of (name, tensor). By default that of the server:
-                fp32 masters are cast to it, anything else must have it.
+    wire_dtype  dtype of the weights at the servers, or a function of (name, tensor). None: the dtype of the server;
+                fp32 masters are cast to it, and other floating-point tensors must have it already.
     rename      names at the servers, where they differ: a dict or a function; None leaves a tensor out.
     may_miss    patterns (fnmatch) of parameters of vLLM that the trainer does not send, such as frozen ones.
     first       what the first sync does with the weights that a server was started from: "verify" compares digests, and
                 fails if they differ; "seed" sends all weights; "auto" verifies, and seeds if they differ.
     wait        seconds to wait for the servers to come up.
-    on_report   called with the report of every sync, failed ones included; it must not raise.
+    on_report   function that is called with the report of every sync, failed ones included; it must not raise.
     """
 
     host: str = ""
@@ -70,7 +70,7 @@ class SyncOptions:
 
 
 class GatheredSync:
-    """The servers and what they were sent. Used from one thread.
+    """Copies gathered weights and syncs them to servers through a control plane. Used from one thread.
 
     servers   URLs of vLLM servers, or endpoints of the control plane (SGLang servers, servers with a token).
     """
@@ -88,7 +88,9 @@ class GatheredSync:
         self._synced = False  # ever
 
     def check(self) -> None:
-        """Waits for the servers, and raises what `look_at` raises for one that cannot take weights."""
+        """Waits until every vLLM server answers. Raises DeadlineError for a server that does not answer in time, and
+        UsageError or UnsupportedError for a server that cannot take weights (`look_at`).
+        """
         endpoints = []
         self._servers = []
         for endpoint in self._endpoints:
@@ -104,18 +106,22 @@ class GatheredSync:
         self._checked = True
 
     def send(self, named: Iterable[tuple[str, torch.Tensor]], *, complete: bool = True) -> SyncReport:
-        """Copies the weights and brings every server to them; returns when all have verified them.
+        """Copies the weights of `named` and brings every server to them. Returns the report when all servers have
+        verified them.
 
-        complete   as for `GatheredWeights.take`.
+        complete   whether `named` must contain all weights, once their names are known.
 
-        Raises UsageError for names, shapes or dtypes that do not fit, and SyncError, with the cure in its sentence, if
-        a server failed. After an error the servers serve what they did, and the next call meets them anew.
+        Raises UsageError for names, shapes or dtypes that do not fit, and SyncError, whose message says what to do, if
+        a server failed. After an error, the servers still serve the weights that they had, and the next call makes a
+        new group with them.
         """
         self.collect(named, complete=complete)
         return self.sync()
 
     def collect(self, named: Iterable[tuple[str, torch.Tensor]], *, complete: bool = True) -> None:
-        """Copies weights without sending them, which `sync` does. Checks the servers before the first."""
+        """Copies the weights of `named` without sending them; the next `sync` sends them. The first call also checks
+        the servers. `complete` is as for `send`.
+        """
         iterator = iter(named)
         try:
             if not self._checked:
@@ -131,7 +137,9 @@ class GatheredSync:
         return self._weights.sealed
 
     def sync(self) -> SyncReport:
-        """Sends what changed since the last sync (see `send`). `collect` comes before."""
+        """Sends the changes of all weights since the last sync, after `collect` has copied them. Returns the report,
+        and raises the errors that `send` raises.
+        """
         self._weights.seal()
         plane = self._made_plane()
         try:
@@ -145,9 +153,9 @@ class GatheredSync:
         return report
 
     def close(self) -> None:
-        """Tells the servers to leave the group, and closes all connections; weights stay as they are.
+        """Tells the servers to leave the group, and closes all connections. The servers keep their weights.
 
-        A later `send` begins anew, and sends all weights.
+        A later `send` makes a new group; if a sync has succeeded before, it sends all weights.
         """
         plane, self._plane = self._plane, None
         self._checked = False
@@ -205,14 +213,16 @@ class GatheredSync:
 
 
 def source_of(tensors: dict[str, torch.Tensor]) -> PublisherSource:
-    """Returns the trainer's side of a control plane for tensors that keep their memory."""
+    """Returns the trainer's side of a control plane for tensors, by name. Their memory must stay at its address."""
     from sparsecast.torch import Publisher
 
     return PublisherSource(Publisher(list(tensors.items())))
 
 
 def facing(endpoints: Sequence[Endpoint]) -> str:
-    """Returns the address of this machine from which the first server on another one is reached, else 127.0.0.1."""
+    """Returns the address of this machine from which the first server on another machine is reached; 127.0.0.1 if all
+    servers are on this machine.
+    """
     for endpoint in endpoints:
         with contextlib.suppress(OSError):
             address = address_facing(endpoint.host, endpoint.port)

@@ -27,21 +27,22 @@ _ANSWER_SECONDS = 5.0  # for the way to a server and back, beyond the time that 
 
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
-    """Options of weights that are sent to a log.
+    """Options for sending weights to a delta log.
 
-    log         directory or "s3://bucket/prefix" of the log, or a `Log` with a signing key, a mirror or a timeout. It
-                begins with the first weights, or goes on from its newest version. Without a mirror there is a temporary
-                one, as large as the weights.
-    durable     a send returns when the version is durable, and the servers that are named serve it. Otherwise it
-                returns when the changes are encoded; the next send, or the end, waits for the rest and raises its
-                error.
-    positions   as for `sparsecast.torch.Publisher`: "packed" where servers of several workers follow.
-    wire_dtype  dtype of the weights in the log, or a function of (name, tensor). By default bf16 for fp32 tensors.
+    log         directory or "s3://bucket/prefix" of the log, or a `Log` with a signing key, a mirror or a timeout. A
+                new log begins with the first weights; an existing log goes on from its newest version. Without a
+                mirror, a temporary one is made, as large as the weights.
+    durable     True: a send returns when the version is durable and the named servers serve it. False: it returns when
+                the changes are encoded; the next send, or `close`, waits for the rest and raises its error.
+    positions   encoding of positions, as for `sparsecast.torch.Publisher`: "packed" if servers with several workers
+                follow the log, else "auto".
+    wire_dtype  dtype of the weights in the log, or a function of (name, tensor). None: bf16 for fp32 tensors, and the
+                dtype of the tensor otherwise.
     rename      names in the log, where they differ: a dict or a function; None leaves a tensor out.
     wait        seconds to wait for the named servers to come up.
-    on_report   called with the report of every version that is in the log and at the servers that are named; with
-                durable=False in another thread. It must not raise. `seconds` has "serve", too: until these servers,
-                if there are any, had the version.
+    on_report   function that is called with the report of every version, once the version is in the log and at the
+                named servers. With durable=False another thread calls it. It must not raise. If servers are named,
+                `seconds` in the report also has "serve": the time until they had the version.
     """
 
     log: AnyPath | Log
@@ -54,9 +55,11 @@ class LogOptions:
 
 
 class LogSync:
-    """A log, and the servers that are told the number of each version. Used from one thread.
+    """Publishes gathered weights to a log, and tells the named servers the number of each version. Used from one
+    thread.
 
-    servers   URLs or endpoints of servers that follow the log; the others that do are nobody's business here.
+    servers   URLs or endpoints of servers that follow the log and are told each version; more servers may follow the
+              log without being named here.
     """
 
     def __init__(self, servers: Sequence[str | Endpoint], options: LogOptions) -> None:
@@ -69,7 +72,9 @@ class LogSync:
         self._in_flight: concurrent.futures.Future[PublishReport] | None = None
 
     def check(self) -> None:
-        """Waits for the servers that are named. Raises what `look_at_follower` raises for one that follows no log."""
+        """Waits until the named servers answer. Raises DeadlineError for a server that does not answer in time, and
+        UsageError for one that follows no log (`look_at_follower`).
+        """
         for endpoint in self._endpoints:
             look_at_follower(endpoint, self._options.wait)
 
@@ -79,19 +84,22 @@ class LogSync:
         return self._weights.sealed
 
     def send(self, named: Iterable[tuple[str, torch.Tensor]], *, complete: bool = True) -> PublishReport | None:
-        """Copies the weights and publishes what changed.
+        """Copies the weights of `named` and publishes what changed.
 
-        complete   as for `GatheredWeights.take`.
+        complete   whether `named` must contain all weights, once their names are known.
 
-        Returns the report, or None without `durable`. Raises first the error of the send before, if it was not raised;
-        then UsageError for names, shapes or dtypes that do not fit, the errors of the log, and EndpointError for a
-        server that did not get to the version, which is in the log then. The next call sends all changes since.
+        Returns the report, or None without `durable`. Raises first the error of the previous send, if that was not
+        raised yet. Then it raises UsageError for names, shapes or dtypes that do not fit, the errors of the log, and
+        EndpointError for a server that does not serve the version in time, although the version is in the log. After an
+        error, the next call sends all changes since the last version.
         """
         self.collect(named, complete=complete)
         return self.sync()
 
     def collect(self, named: Iterable[tuple[str, torch.Tensor]], *, complete: bool = True) -> None:
-        """Copies weights without publishing them, which `sync` does."""
+        """Copies the weights of `named` without publishing them; the next `sync` publishes them. `complete` is as for
+        `send`. Raises the error of the previous send, if that was not raised yet.
+        """
         iterator = iter(named)
         try:
             self._settle()
@@ -101,7 +109,9 @@ class LogSync:
         self._weights.take(iterator, complete=complete)
 
     def sync(self) -> PublishReport | None:
-        """Publishes what changed since the last sync (see `send`). `collect` comes before."""
+        """Publishes the changes of all weights since the last sync, after `collect` has copied them. Returns and raises
+        what `send` does.
+        """
         self._settle()
         self._weights.seal()
         if self._publisher is None:
@@ -111,8 +121,8 @@ class LogSync:
         return self._settle() if self._options.durable else None
 
     def close(self) -> None:
-        """Waits for the version in progress and ends the publisher; servers stay as they are. Raises the error of that
-        version. A later `send` goes on with the log.
+        """Waits for the version in progress and closes the publisher; raises the error of that version, if it failed.
+        The servers keep their weights. A later `send` continues the log.
         """
         publisher, self._publisher = self._publisher, None
         scratch, self._scratch = self._scratch, None
@@ -127,12 +137,16 @@ class LogSync:
                     scratch.cleanup()
 
     def _settle(self) -> PublishReport | None:
-        """Waits for the version in progress, if there is one; returns its report, or raises its error."""
+        """Waits for the version in progress. Returns its report, or raises its error; returns None if no version is in
+        progress.
+        """
         future, self._in_flight = self._in_flight, None
         return future.result() if future is not None else None
 
     def _finish(self, publisher: Publisher) -> PublishReport:
-        """Runs in the other thread; until it has ended, this one leaves the publisher alone."""
+        """Waits until the version in progress is durable, tells it to the servers, and returns its report. Runs in the
+        other thread; until it has ended, the first thread does not use the publisher.
+        """
         report = publisher.wait()
         assert report is not None
         if self._endpoints:
@@ -144,7 +158,7 @@ class LogSync:
         return report
 
     async def _tell(self, version: int) -> None:
-        """Tells the servers the number, and returns when all serve it or a newer one."""
+        """Tells the named servers the number `version`, and returns when all of them serve this version or a newer one."""
         seconds = self._log().timeout
 
         async def tell(endpoint: Endpoint) -> None:
@@ -167,7 +181,9 @@ class LogSync:
         return log if isinstance(log, Log) else Log(log)
 
     def _begin(self) -> Publisher:
-        """Makes the publisher: its log begins with the weights, or is gone on with from its newest version."""
+        """Makes the publisher. A new log begins with the present weights; an existing log is continued from its newest
+        version.
+        """
         log = self._log()
         if not log.mirror or not log.state:
             self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="sparsecast-log-")
@@ -188,6 +204,8 @@ class LogSync:
 
 
 def _served_dtype(name: str, tensor: torch.Tensor) -> torch.dtype | None:
-    """bf16 for fp32 masters, which is what engines serve them in; any other dtype stays."""
+    """Returns bf16 for fp32 tensors (masters), because engines serve them in bf16; None, which keeps the dtype, for all
+    others.
+    """
     del name
     return torch.bfloat16 if tensor.dtype == torch.float32 else None

@@ -32,12 +32,14 @@ def torch_dtype(code: str) -> torch.dtype:
 
 
 def dtype_word(dtype: torch.dtype) -> str:
-    """Returns the name that verl's receivers look up in torch: "bfloat16"."""
+    """Returns the name that a dtype has in torch, such as "bfloat16"; verl's receivers look it up there."""
     return str(dtype).removeprefix("torch.")
 
 
 def parse_entries(value: object) -> list[Entry]:
-    """Checks [[name, dtype, shape], ...] of a message. Raises CorruptError."""
+    """Returns the entries in a message's list [[name, dtype, shape], ...]. Raises CorruptError if the list is empty,
+    names a tensor twice, or has another form.
+    """
     if not isinstance(value, list) or not value:
         raise CorruptError("a chunk names no tensors", "chunk")
     entries: list[Entry] = []
@@ -58,7 +60,11 @@ def parse_entries(value: object) -> list[Entry]:
 
 
 class Mirror:
-    """Tensors by name, contiguous, in host memory. `instead` is what to do where they do not fit."""
+    """Contiguous copies of tensors in host memory, by name.
+
+    instead     advice that the error gives if the tensors do not fit into memory.
+    most_bytes  largest size of all tensors together; None: the memory of this machine.
+    """
 
     def __init__(self, instead: str, most_bytes: int | None = None) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
@@ -82,10 +88,11 @@ class Mirror:
         return name in self._tensors
 
     def add(self, entry: Entry, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """Adds a tensor of zeros, in `memory` if it is given: contiguous, of that dtype and shape.
+        """Adds a tensor and returns it. It lies in `memory`, which must be contiguous, of the entry's dtype and shape,
+        and filled with zeros; if `memory` is None, new memory of zeros is allocated.
 
-        Raises UsageError for a second one of that name, UnsupportedError for one that the machine's memory cannot hold
-        beside the others.
+        Raises UsageError if there is a tensor with this name already, and UnsupportedError if the machine's memory
+        cannot hold it in addition to the other tensors.
         """
         name, code, shape = entry
         if name in self._tensors:
@@ -104,7 +111,9 @@ class Mirror:
         return tensor
 
     def get(self, name: str, shape: Sequence[int], known: str = "") -> torch.Tensor:
-        """Returns the tensor of that name and shape (and dtype, if `known`)."""
+        """Returns the tensor with this name. Raises UsageError if there is none, or if it has another shape than
+        `shape` or, unless `known` is empty, another dtype than `known` (a safetensors name).
+        """
         tensor = self._tensors.get(name)
         cure = "the model has changed since the first sync; restart trainer and rollout workers together"
         if tensor is None:
@@ -119,12 +128,12 @@ class Mirror:
         return name, self._codes[name], tuple(self._tensors[name].shape)
 
     def described(self, names: Sequence[str]) -> tuple[TensorTable, list[Memory]]:
-        """Returns table and memory of some of the tensors, in that order."""
+        """Returns the table and the memory of the tensors with these names, in this order."""
         table = TensorTable([self.entry(name) for name in names])
         return table, [describe(self._tensors[name]) for name in names]
 
     def flat_bits(self, name: str) -> torch.Tensor:
-        """Returns the tensor's memory as a vector of integers of its element size."""
+        """Returns the tensor as a vector of integers of its element size, in the same memory."""
         return bits_of(self._tensors[name].view(-1))
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -132,7 +141,7 @@ class Mirror:
 
 
 def host_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the elements in host memory, as a vector of integers of their size."""
+    """Returns the bits of the tensor's elements in host memory, as a vector of integers of the element size."""
     bits: torch.Tensor = bits_of(tensor.detach().contiguous().reshape(-1)).cpu()
     return bits
 

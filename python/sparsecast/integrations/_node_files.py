@@ -20,9 +20,13 @@ _PREFIX = "sparsecast-"
 
 
 class NodeFiles:
-    """Files of the leader, for the other workers of its node; collective over them.
+    """Shares memory between the rollout workers of one node: the leader creates files, and the other workers open them.
+    All workers of the node must call at the same time: the leader `create`, the others `open`.
 
-    option   name of the framework's option that names the directory, for errors.
+    node       control channel of the workers of the node.
+    directory  directory, best in memory, that all workers of the node see.
+    option     name of the framework's option that sets the directory, for errors.
+    timeout    seconds for each call.
     """
 
     def __init__(self, node: ControlChannel, directory: str, option: str, timeout: float) -> None:
@@ -32,8 +36,9 @@ class NodeFiles:
         self._timeout = timeout
 
     def create(self, size: int, parts: Iterable[memoryview] = (), **fields: Any) -> mmap.mmap:
-        """On the leader: returns memory of so many bytes that begins with `parts`, when every worker of the node has it
-        and the `fields`. Raises IoError, with the cure.
+        """Called on the leader: returns new memory of `size` bytes that begins with `parts`, when every worker of the
+        node has mapped it and received `fields`. Raises IoError, whose message says what to do, if the directory has no
+        room.
         """
         try:
             handle, path = tempfile.mkstemp(prefix=_PREFIX, dir=self._directory)
@@ -60,8 +65,8 @@ class NodeFiles:
         return memory
 
     def open(self) -> tuple[mmap.mmap, Mapping[str, Any]]:
-        """On another worker: returns the leader's memory and fields. Raises IoError, with the cure, and CorruptError
-        for a file that is not the leader's.
+        """Called on another worker: returns the leader's memory and fields. Raises IoError, whose message says what to
+        do, if the file cannot be opened, and CorruptError for a file that is not the leader's.
         """
         fields = parse_note(self._node.broadcast(b"", self._timeout))
         path, size = os.path.join(self._directory, fields["file"]), fields["size"]
@@ -88,7 +93,9 @@ class NodeFiles:
 
 
 def parse_note(data: bytes) -> dict[str, Any]:
-    """Returns the fields that came with a file, whose name and size are checked. Raises CorruptError."""
+    """Returns the fields that came with a file, after checking that they have a valid file name and a size in bytes.
+    Raises CorruptError if they do not.
+    """
     fields = json_object(data, "memory of the node")
     name, size = fields.get("file"), fields.get("size")
     if not isinstance(name, str) or os.path.basename(name) != name or not name.startswith(_PREFIX):

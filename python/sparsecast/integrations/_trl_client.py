@@ -36,13 +36,15 @@ _GENERATION_HOOKS = ("_init_vllm", "sync_weights")
 
 
 class SparsecastClient(VLLMClient):
-    """A `VLLMClient` whose weights travel by sparsecast. Clients become one in `init_communicator`."""
+    """A `VLLMClient` that sends weights by sparsecast. `init_communicator` turns TRL's clients into clients of this
+    class.
+    """
 
     _enabled: Enabled
     _sync: GatheredSync | LogSync
 
     def init_communicator(self, device: torch.device | str | int = 0) -> None:
-        """Checks how the servers were started; any device will do."""
+        """Checks that the servers were started in the right way. `device` is ignored."""
         del device
         servers, options = [self.base_url, *self._enabled.also], self._enabled.options
         if isinstance(options, LogOptions):
@@ -55,7 +57,9 @@ class SparsecastClient(VLLMClient):
     def update_named_params(
         self, metadata: list[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
     ) -> None:
-        """Sends what changed; returns when every server has verified it. Inside `weight_update`, at its end."""
+        """Sends the changes of `named_params`, and returns when every server has verified them. Inside `weight_update`
+        it only copies the weights, which are sent at the end of the context.
+        """
         del metadata  # The tensors say the same of themselves.
         if self._updating_weights:
             self._sync.collect(named_params, complete=False)
@@ -63,7 +67,9 @@ class SparsecastClient(VLLMClient):
             self._enabled.keep(self._sync.send(named_params))
 
     def update_named_param(self, name: str, weights: torch.Tensor) -> None:
-        """Sends one tensor, once the names of all are known; inside `weight_update` at its end."""
+        """Sends the changes of one tensor, once the names of all tensors are known. Inside `weight_update` it only
+        copies the tensor, which is sent at the end of the context. Raises UsageError if the names are not known yet.
+        """
         if not self._updating_weights and not self._sync.knows_all:
             raise UsageError(
                 f"'{name}' comes before the names of all weights are known: begin with update_model_params, or call "
@@ -75,7 +81,9 @@ class SparsecastClient(VLLMClient):
 
     @contextlib.contextmanager
     def weight_update(self) -> Iterator[None]:
-        """Sends once, at its end, what was updated inside; nothing if that raised."""
+        """Context that sends all weights that were updated inside at once, at its end. Sends nothing if the code inside
+        raised.
+        """
         self._updating_weights = True
         try:
             yield
@@ -84,18 +92,24 @@ class SparsecastClient(VLLMClient):
         self._enabled.keep(self._sync.sync())
 
     def close_communicator(self) -> None:
-        """Leaves the servers, which go on with the weights that they have. With a log it waits for the last version."""
+        """Disconnects from the servers, which keep serving the weights that they have. With a log, it waits until the
+        last version is in the log.
+        """
         self._sync.close()
 
 
 class LogClient(SparsecastClient):
-    """A client of a server that follows a log, which the weights go to. Needs none of vLLM's routes for development."""
+    """A client of a server that follows a log; weights are sent to the log. The server needs none of vLLM's development
+    routes.
+    """
 
     def reset_prefix_cache(self) -> None:
         """Does nothing: the server resets its cache with each version."""
 
     def get_server_info(self) -> dict[str, Any]:
-        """Returns what TRL asks: how logprobs are processed. A server without development mode does not tell."""
+        """Returns the server's information, of which TRL reads how logprobs are processed. If the server does not tell
+        it because it is not in development mode, logs a warning and assumes `processed_logprobs`.
+        """
         try:
             info: dict[str, Any] = super().get_server_info()
         except RuntimeError:
@@ -109,13 +123,13 @@ class LogClient(SparsecastClient):
 
 
 class AdapterClient(VLLMClient):
-    """A `VLLMClient` of a server that is sent the adapter of `AdapterGeneration`, and generates with it."""
+    """A `VLLMClient` of a server that receives the adapter from `AdapterGeneration`, and generates with it."""
 
     _enabled: Enabled
     _sync: AdapterSync
 
     def init_communicator(self, device: torch.device | str | int = 0) -> None:
-        """Checks how the servers were started; any device will do."""
+        """Checks that the servers were started in the right way. `device` is ignored."""
         del device
         assert self._enabled.adapter is not None
         self._sync = AdapterSync([self.base_url, *self._enabled.also], self._enabled.adapter)
@@ -123,7 +137,9 @@ class AdapterClient(VLLMClient):
         atexit.register(_close_quietly, weakref.ref(self))
 
     def send_adapter(self, config: Mapping[str, Any], named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Sends what changed; returns when every server has loaded it. Requests have the adapter from then on."""
+        """Sends the changes of the adapter, and returns when every server has loaded it. From then on, this client's
+        requests use the adapter. `config` has the fields of `adapter_config.json`, and `named` all A and B.
+        """
         self._enabled.last_adapter_report = self._sync.send(config, named)
         assert self._enabled.adapter is not None
         self.model = self._enabled.adapter.name
@@ -132,7 +148,7 @@ class AdapterClient(VLLMClient):
     def update_named_params(
         self, metadata: list[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
     ) -> None:
-        """Raises UnsupportedError: only `AdapterGeneration` has the adapter."""
+        """Raises UnsupportedError: this client sends only adapters, and the trainer has called it with merged weights."""
         drain(named_params)
         raise UnsupportedError(
             "this trainer hands its client merged weights, not the adapter: enable() without adapter=, and a server "
@@ -140,15 +156,19 @@ class AdapterClient(VLLMClient):
         )
 
     def close_communicator(self) -> None:
-        """Ends the log. The servers go on with the adapter that they have."""
+        """Closes the log. The servers keep serving the adapter that they have."""
         self._sync.close()
 
 
 class AdapterGeneration(VLLMGeneration):
-    """TRL's generation in server mode, with its adapter sent as it is. Instances become one in `_init_vllm`."""
+    """TRL's generation in server mode, but the adapter is sent as it is instead of merged weights. `_init_vllm` turns
+    TRL's objects into objects of this class.
+    """
 
     def sync_weights(self) -> None:
-        """Sends A and B. Collective over the ranks of the trainer, where A and B are sharded."""
+        """Sends the adapter's A and B to the servers. Called on all ranks of the trainer, because A and B may be
+        sharded over them.
+        """
         model = self.model
         if not is_peft_model(model):
             raise UsageError("enable(adapter=...) is for a trainer with peft_config, and this model has no adapter")
@@ -174,7 +194,9 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def install(enabled: Enabled) -> Callable[[], None]:
-    """Makes TRL's clients become ours when they set up weight updates; returns a function that undoes it."""
+    """Replaces methods of TRL so that its clients turn into clients of sparsecast when they set up weight updates.
+    Returns a function that restores the methods. Raises UnsupportedError if this TRL does not have the methods.
+    """
     missing = [name for name in _HOOKS + _LOG_HOOKS if not hasattr(VLLMClient, name)]
     missing += [name for name in _GENERATION_HOOKS if not hasattr(VLLMGeneration, name)]
     if missing:

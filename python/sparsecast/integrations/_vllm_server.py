@@ -31,10 +31,11 @@ _UNNAMED = ("default", "", "0")  # weight versions of a server that was never up
 
 @dataclass(frozen=True)
 class VllmServer:
-    """A vLLM server as it answered.
+    """Facts about a vLLM server, as it reports them.
 
-    dtype     of its weights, without "torch.".
-    updated   somebody has sent it weights since it was started.
+    world_size  number of ranks that hold weights.
+    dtype       dtype of the weights, as torch names it, without "torch.".
+    updated     whether weights were sent to the server since it was started.
     """
 
     url: str
@@ -44,7 +45,10 @@ class VllmServer:
 
 
 def endpoint_of(url: str, **fields: Any) -> Endpoint:
-    """Returns the endpoint of a vLLM server with this base URL. Raises UsageError for a URL with a path or no port."""
+    """Returns the endpoint of a vLLM server with this base URL; `fields` are further fields of `Endpoint`. The scheme
+    may be left out (http), and so may the port (80, or 443 for https). Raises UsageError for a URL without a host, or
+    with a path or a query.
+    """
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
@@ -58,10 +62,10 @@ def endpoint_of(url: str, **fields: Any) -> Endpoint:
 
 
 def look_at(endpoint: Endpoint, wait_seconds: float) -> VllmServer:
-    """Waits until the server answers, and returns what it says of itself.
+    """Waits up to `wait_seconds` until the server answers, and returns the facts that it reports.
 
-    Raises DeadlineError if it does not answer, UsageError if it was started without development mode or without our
-    backend, UnsupportedError for one with LoRA adapters.
+    Raises DeadlineError if it does not answer in time, UsageError if it was started without development mode or without
+    the weight-transfer backend of sparsecast, and UnsupportedError if it was started with LoRA adapters enabled.
     """
     with _Server(endpoint) as server:
         server.wait(wait_seconds, _START)
@@ -88,7 +92,8 @@ def look_at(endpoint: Endpoint, wait_seconds: float) -> VllmServer:
 class LoraServer:
     """A vLLM server that takes adapters.
 
-    lora_dtype  in which it keeps them, without "torch.".
+    max_rank    largest rank of an adapter that it takes.
+    lora_dtype  dtype in which it keeps adapters, as torch names it, without "torch.".
     """
 
     url: str
@@ -97,10 +102,10 @@ class LoraServer:
 
 
 def look_at_lora(endpoint: Endpoint, wait_seconds: float) -> LoraServer:
-    """Waits until the server answers, and returns what it says of its adapters.
+    """Waits up to `wait_seconds` until the server answers, and returns what it reports about adapters.
 
-    Raises DeadlineError if it does not answer, UsageError if it was started without development mode, --enable-lora or
-    leave to load adapters, UnsupportedError for data parallelism.
+    Raises DeadlineError if it does not answer in time, UsageError if it was started without development mode, without
+    --enable-lora or without permission to load adapters, and UnsupportedError if it uses data parallelism.
     """
     with _Server(endpoint) as server:
         server.wait(wait_seconds, _START_LORA)
@@ -127,7 +132,9 @@ def look_at_lora(endpoint: Endpoint, wait_seconds: float) -> LoraServer:
 
 
 def look_at_follower(endpoint: Endpoint, wait_seconds: float) -> None:
-    """Waits until the server answers. Raises DeadlineError if it does not, UsageError if it follows no log."""
+    """Waits up to `wait_seconds` until the server answers. Raises DeadlineError if it does not answer in time, and
+    UsageError if it follows no log.
+    """
     with _Server(endpoint) as server:
         server.wait(wait_seconds, _START_FOLLOWER)
         if server.get("/sparsecast/follow")[0] == 404:
@@ -135,7 +142,7 @@ def look_at_follower(endpoint: Endpoint, wait_seconds: float) -> None:
 
 
 class _Server:
-    """Blocking calls to a server, each with one deadline and a bound for its whole answer."""
+    """Makes blocking calls to a server. Each call has a deadline for the whole answer, and a limit of its size."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.url = endpoint.url
@@ -150,17 +157,23 @@ class _Server:
         self._loop.close()
 
     def get(self, path: str, timeout: float | None = None, **query: str) -> tuple[int, bytes]:
-        """Returns status and body. Raises PeerFailedError (`EndpointError`) without an answer in time."""
+        """Sends a GET request and returns the status and body of the answer. Raises EndpointError, a PeerFailedError,
+        if there is no answer within `timeout` seconds (None: 10).
+        """
         seconds = _CALL_SECONDS if timeout is None else timeout
         call = self._caller.exchange("GET", path, step="look", timeout=seconds, params=list(query.items()))
         return self._loop.run(call)
 
     def object(self, path: str, timeout: float | None = None, **query: str) -> dict[str, Any]:
-        """Returns the JSON object that it answers with status 200. Raises PeerFailedError for anything else."""
+        """Sends a GET request and returns the JSON object of the answer. Raises PeerFailedError if the status is not
+        200 or the body is no JSON object.
+        """
         return self._parsed(path, *self.get(path, timeout, **query))
 
     def config(self, start: str) -> dict[str, Any]:
-        """Returns `vllm_config` of /server_info."""
+        """Returns the object `vllm_config` of /server_info. Raises UsageError, which names the command `start`, if the
+        server is not in development mode, and PeerFailedError if it does not answer as vLLM does.
+        """
         status, body = self.get("/server_info", _INFO_SECONDS, config_format="json")
         if status == 404:
             raise UsageError(
@@ -173,7 +186,9 @@ class _Server:
         return config
 
     def wait(self, wait_seconds: float, start: str) -> None:
-        """Waits until it says that it is healthy. Raises DeadlineError."""
+        """Waits up to `wait_seconds` until the server reports that it is healthy. Raises DeadlineError, which names the
+        command `start`, if it does not.
+        """
         until = time.monotonic() + wait_seconds
         while True:
             try:

@@ -58,7 +58,9 @@ def require_trl() -> None:
 
 
 def _log_options(log: AnyPath | Log, given: Mapping[str, Any]) -> LogOptions:
-    """Returns the options of a transfer to a log. Raises UsageError for one that holds for servers only."""
+    """Returns the options of a transfer to a log. Raises UsageError for an option that is only for transfers to
+    servers.
+    """
     known = {field.name for field in dataclasses.fields(LogOptions)}
     if strange := sorted(set(given) - known):
         holding = ", ".join(sorted(known - {"log"}))
@@ -69,17 +71,16 @@ def _log_options(log: AnyPath | Log, given: Mapping[str, Any]) -> LogOptions:
 class WeightTransfer:
     """Weight transfer for `AsyncGRPOTrainer(weight_transfer=...)` (TRL's `WeightTransferProtocol`).
 
-    servers   base URL of the vLLM server, the trainer's `vllm_server_base_url`; or several, or endpoints of the control
-              plane: `Endpoint("10.0.0.7", 8000, kind="vllm", token=...)`. An SGLang endpoint gets weights as well, but
-              TRL's own rollout worker speaks to vLLM only. With `log` none is needed; those that are named are told the
-              number of each version, which they have to serve.
+    servers   base URL of the vLLM server (the trainer's `vllm_server_base_url`), or several URLs or endpoints of the
+              control plane: `Endpoint("10.0.0.7", 8000, kind="vllm", token=...)`. An SGLang endpoint gets weights as
+              well, but TRL's own rollout worker talks to vLLM only. With `log` no server needs to be named; servers
+              that are named are told the number of each version, and must serve it.
     log       directory or "s3://bucket/prefix" of a delta log that servers follow, or a `sparsecast.torch.Log`.
     options   the fields of `SyncOptions`: host, port, channels, policy, wire_dtype, rename, may_miss, first, wait,
-              on_report. With `log` those of `LogOptions`: durable, positions, wire_dtype, rename,
-              wait, on_report.
+              on_report. With `log` the fields of `LogOptions`: durable, positions, wire_dtype, rename, wait, on_report.
 
-    The control plane, or the server that follows, pauses generation itself, once the update lies there and only has to
-    be applied: `pause` and `resume` do nothing, and generation goes on while TRL gathers and sends.
+    The control plane, or the server that follows the log, pauses generation by itself, and only while a received update
+    is applied. Therefore `pause` and `resume` do nothing, and generation goes on while TRL gathers and sends weights.
     """
 
     def __init__(
@@ -101,40 +102,47 @@ class WeightTransfer:
 
     @property
     def last_publication(self) -> PublishReport | None:
-        """With `log`, the report of the last version that `send_weights` saw served; None with durable=False."""
+        """With `log`, the report of the last version that `send_weights` has published and the named servers serve.
+        None without `log`, before the first version, and with durable=False.
+        """
         return self._last if isinstance(self._last, PublishReport) else None
 
     def init_weight_transfer(self) -> None:
-        """Waits for the servers and checks how they were started. Raises an error that names the cure."""
+        """Waits for the servers and checks that they were started in the right way. Raises an error that says what to
+        do if one was not.
+        """
         self._sync.check()
 
     def pause(self) -> None:
-        """Does nothing: see the class."""
+        """Does nothing: the control plane, or the server that follows the log, pauses generation by itself."""
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Sends what changed since the last call; returns when every server has verified it. Raises SyncError.
+        """Sends what changed since the last call, and returns when every server has verified it. Raises SyncError if a
+        server or the sync failed.
 
-        With `log` it returns when the version is durable and the named servers serve it, or without `durable` when the
-        changes are encoded; the next call then raises an error of it. Raises the errors of the log, and EndpointError.
+        With `log` it returns when the version is durable and the named servers serve it; with durable=False it returns
+        when the changes are encoded, and the next call raises the error of this version, if it fails. It then raises
+        the errors of the log, and EndpointError for a server.
         """
         self._last = self._sync.send(iterator)
 
     def resume(self) -> None:
-        """Does nothing: see the class."""
+        """Does nothing: the control plane, or the server that follows the log, resumes generation by itself."""
 
     def destroy(self) -> None:
-        """Leaves the servers, which go on with the weights that they have. With `log` it waits until the last version
-        is in it, and raises the error of that version.
+        """Disconnects from the servers, which keep serving the weights that they have. With `log` it waits until the
+        last version is in the log, and raises the error of that version, if it failed.
         """
         self._sync.close()
 
 
 class Enabled:
-    """What `enable` returns: a context that ends with `disable`.
+    """Result of `enable`: a context that calls `disable` at its end.
 
-    last_report          report of the last sync of any trainer that succeeded; None before the first.
-    last_publication     the same with `log`; None with durable=False.
-    last_adapter_report  the same with `adapter`.
+    last_report          report of the last sync to servers that succeeded, of any trainer; None before the first.
+    last_publication     report of the last version that was published, with `log`; None before it, and with
+                         durable=False.
+    last_adapter_report  report of the last sync of an adapter, with `adapter`; None before it.
     """
 
     def __init__(
@@ -151,7 +159,7 @@ class Enabled:
         self._undo = install(self)
 
     def keep(self, report: SyncReport | PublishReport | None) -> None:
-        """Keeps the report of a sync of one of the trainers."""
+        """Keeps the report of a sync of one of the trainers as `last_report` or `last_publication`."""
         if isinstance(report, SyncReport):
             self.last_report = report
         else:
@@ -186,26 +194,28 @@ def enable(
     first: First = "auto",
     on_report: Callable[[SyncReport], None] | Callable[[PublishReport], None] | None = None,
 ) -> Enabled:
-    """Makes trainers that sync to a vLLM server (`vllm_mode="server"`: GRPO, RLOO, ...) do so by sparsecast.
+    """Makes TRL's trainers that use a vLLM server (`vllm_mode="server"`: GRPO, RLOO, ...) send weights by sparsecast.
 
     log        directory or "s3://bucket/prefix" of a delta log, or a `sparsecast.torch.Log`: weights go there, and the
-               server that generates is told the number of each version. Any other server may follow the log, too.
-    durable    with `log`: a sync returns when the version is durable and the servers that are told serve it. Otherwise
-               it returns when the changes are encoded, and the next sync waits for the rest and raises its error.
-    positions  with `log`: "packed" where servers of several workers follow (docs/delta-log.md).
-    also       more servers that get the weights, or with `log` the number, beside the one that generates (a judge,
-               SGLang servers).
-    adapter    sends the trainer's adapter (PEFT) as it is to servers with `--enable-lora`, and generates with it; base
-               weights are neither merged nor sent. It has options of its own, and none of the others hold.
+               server that generates is told the number of each version. Other servers may follow the log as well.
+    durable    with `log`, True: a sync returns when the version is durable and the servers that are told serve it.
+               False: it returns when the changes are encoded, and the next sync waits for the rest and raises its
+               error.
+    positions  with `log`: "packed" if servers with several workers follow it (docs/delta-log.md).
+    also       more servers that get the weights, or with `log` the version number, in addition to the server that
+               generates (a judge, SGLang servers).
+    adapter    options for sending the trainer's PEFT adapter as it is to servers with `--enable-lora`, which then
+               generate with it; base weights are neither merged nor sent. Of the other arguments only `also` may be
+               given with it.
 
-    The other arguments are those of `SyncOptions`; with `log` only wire_dtype, rename and on_report hold, as in
-    `LogOptions`. Ranks meet at the trainer's `vllm_group_port`, and the trainer waits for its server as long as
-    `vllm_server_timeout` says. Call it before the trainer is made, on every rank. TRL has no hook there:
-    `VLLMClient.init_communicator` of TRL (with `adapter` `VLLMGeneration._init_vllm`, too) is replaced until `disable`;
-    trainers made meanwhile keep what they have. `vllm_mode="colocate"` is not concerned.
+    The other arguments are those of `SyncOptions`; with `log` only wire_dtype, rename and on_report may be given, as
+    for `LogOptions`. Ranks meet at the trainer's `vllm_group_port`, and the trainer waits for its server as long as
+    `vllm_server_timeout` says. Call this function on every rank before the trainer is made. TRL has no hook for this
+    purpose, so its method `VLLMClient.init_communicator` (with `adapter` also `VLLMGeneration._init_vllm`) is replaced
+    until `disable`; trainers that are made until then keep what they have. `vllm_mode="colocate"` is not affected.
 
-    Raises UnsupportedError for another release of TRL, UsageError if it is enabled already, and for other options with
-    `adapter` or `log`.
+    Raises UnsupportedError for another release of TRL, and UsageError if sparsecast is enabled already or if arguments
+    are given that do not go with `adapter` or `log`.
     """
     global _enabled
     require_trl()
@@ -231,7 +241,7 @@ def enable(
 
 
 def disable() -> None:
-    """Undoes `enable`; does nothing if it is not enabled."""
+    """Undoes `enable`. Does nothing if sparsecast is not enabled."""
     global _enabled
     enabled, _enabled = _enabled, None
     if enabled is not None:
