@@ -58,7 +58,9 @@ FLOATS: dict[str, FloatFormat] = {
 
 
 def exponents(bits: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.int64]:
-    """Returns the unbiased exponent of each float in ``bits``; zeros and subnormals have that of field 0."""
+    """Returns the unbiased exponent of each float in ``bits``. Zeros and subnormals have the exponent -bias, because
+    their exponent field is 0.
+    """
     form = FLOATS[dtype]
     field = (bits >> bits.dtype.type(form.mantissa_bits)) & bits.dtype.type((1 << form.exponent_bits) - 1)
     unbiased: npt.NDArray[np.int64] = field.astype(np.int64) - form.bias
@@ -66,10 +68,10 @@ def exponents(bits: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.int64]:
 
 
 def ulp_steps(old: npt.NDArray[Any], new: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.int64]:
-    """Returns by how many representable values each element moved up from ``old`` to ``new``; -0 is one below +0. For
-    integers it is the difference.
+    """Returns by how many representable values each element moved up from ``old`` to ``new``; -0 is one step below +0.
+    For integers this is the difference.
 
-    For 64-bit elements a difference of more than 63 bits wraps.
+    For 64-bit elements, a difference that needs more than 63 bits wraps around.
     """
     return _rank(new, dtype) - _rank(old, dtype)
 

@@ -14,7 +14,9 @@ _EXIT_USAGE, _EXIT_BAD_INPUT, _EXIT_IO = 2, 3, 4  # As of the command sparsecast
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code, as docs/cli.md lists them."""
+    """Runs the command with these arguments (None: the arguments of the process). Returns the exit code: 0 for success,
+    2 for wrong use, 3 for bad input, 4 for an error of the operating system.
+    """
     options = _parser().parse_args(arguments)
     try:
         return _report(options) if options.command == "report" else _train(options)

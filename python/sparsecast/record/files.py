@@ -74,7 +74,7 @@ Entry = tuple[str, tuple[int, ...], "np.ndarray[Any, np.dtype[np.uint8]]"]
 def read_safetensors(path: pathlib.Path) -> tuple[dict[str, Entry], dict[str, str]]:
     """Returns (safetensors dtype, shape, bytes) of each tensor by name, and the metadata of the file.
 
-    Raises CorruptError if it is not a safetensors file, and IoError if it cannot be read.
+    Raises CorruptError if the file is not a safetensors file, and IoError if it cannot be read.
     """
     try:
         with safetensors.safe_open(path, framework="numpy") as file:

@@ -42,7 +42,9 @@ def analyse(directory: str | os.PathLike[str], *, encode: bool = True) -> Report
 
 
 class _Encoder:
-    """Publisher of sparsecast over the arrays of a trace, in which the trace puts one version after another."""
+    """Runs the encoder of sparsecast over a trace, and counts its bytes. The publisher reads the arrays of the trace,
+    into which the trace writes one version after another.
+    """
 
     def __init__(self, weights: dict[str, Any], dtypes: dict[str, str], version: int) -> None:
         from .. import Publisher, TensorTable, describe
@@ -144,7 +146,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def as_text(report: Report) -> str:
-    """Returns the report as a few tables for people."""
+    """Returns the report as a few tables for people to read."""
     densities = [row["density"] for row in report["step_rows"]]
     optimizer = ", ".join(f"{key} {value}" for key, value in report["optimizer"].items())
     lines = [

@@ -72,8 +72,9 @@ class StepRow:
 
 @dataclass
 class ClassRow:
-    """Figures of one tensor class: its elements, the changes of all steps, and by axis its indices of dispersion (see
-    :func:`dispersion`), each with the number of changes as its weight.
+    """Figures of one tensor class: the number of its elements, and of their changes in all steps. ``dispersions`` has,
+    by axis, (index of dispersion, number of changes) for each step and matrix in which it is defined
+    (:func:`dispersion`).
     """
 
     elements: int = 0
@@ -90,8 +91,8 @@ class ClassRow:
 
 @dataclass
 class Exponent:
-    """Counts over all steps of the weights that had one exponent before the step: ``seen`` of all, ``changed`` of those
-    that changed.
+    """Counts, over all steps, of the weights that had a certain exponent before the step: ``seen`` counts all of them,
+    ``changed`` those that changed in the step.
     """
 
     seen: int = 0
@@ -107,8 +108,8 @@ class Statistics:
         self.classes: dict[str, ClassRow] = collections.defaultdict(ClassRow)
         self.ulps: collections.Counter[int] = collections.Counter()
         self.exponents: dict[int, Exponent] = collections.defaultdict(Exponent)
-        #: By distance in steps: [changes whose later step is in the trace, those that change again in it, the number of
-        #: them to expect by density].
+        #: By distance in steps, three counts: the changes for which the trace has a step at this distance, those of them
+        #: that change again in that step, and the number that would change again by chance (its density).
         self.recurrence = {lag: [0, 0, 0.0] for lag in range(1, LAGS + 1)}
         self._present: collections.Counter[int] | None = None  # Exponent -> weights that have it now.
         self._recent: collections.deque[dict[str, npt.NDArray[np.int64]]] = collections.deque(maxlen=LAGS)

@@ -66,12 +66,12 @@ class Version:
 
 
 class Trace:
-    """The versions in the directory of a trace: files ``step_NNNNNN.safetensors``, of which the first holds all
-    weights, and each later one a sparse step or all weights.
+    """The versions in the directory of a trace: files ``step_NNNNNN.safetensors``. The first file holds all weights,
+    and each later file holds a sparse step or all weights.
 
-    Iterating yields a :class:`Version` for each; only one is in memory. Errors name file and tensor: UsageError for a
-    directory without steps, CorruptError for a file that is torn or does not fit the file before, VersionGapError for a
-    missing version.
+    Iterating yields a :class:`Version` for each file; only one version is in memory at a time. Errors name file and
+    tensor: UsageError for a directory without steps, CorruptError for a file that is torn or does not fit the files
+    before it, VersionGapError for a missing version.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -109,8 +109,9 @@ class Trace:
 
     @staticmethod
     def ties(version: Version) -> dict[str, str]:
-        """Returns, by each second name of a tensor, the name under which the trace stores it, as the recorder found
-        them.
+        """Returns the ties that the recorder found: for each further name of a shared tensor, the name under which the
+        trace stores the tensor. ``version`` is the first version of the trace; the metadata of later versions has no
+        ties.
         """
         said: dict[str, str] = json.loads(version.metadata.get("ties", "{}"))
         return said

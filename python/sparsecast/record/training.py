@@ -121,8 +121,8 @@ def sampler(text: bytes, context: int, batch: int, seed: int) -> Sampler:
 def pretrain(
     size: Size, steps: int, *, seed: int = 0, rate: float = 1e-3, batch: int = 16, say: Callable[[str], None] = print
 ) -> ByteModel:
-    """Returns a model that was trained from random weights for ``steps`` steps, with the usual learning rate (warm-up,
-    cosine). ``say`` gets sentences about the progress.
+    """Returns a model that was trained from random weights for ``steps`` steps. The learning rate warms up to ``rate``
+    and then decays by a cosine. ``say`` is called with sentences about the progress.
     """
     torch.manual_seed(seed)
     model = ByteModel(size)
@@ -147,8 +147,8 @@ def pretrain(
 def fine_tune(
     model: ByteModel, size: Size, run: FineTuning, directory: pathlib.Path, *, say: Callable[[str], None] = print
 ) -> None:
-    """Fine-tunes a copy of ``model``'s weights by AdamW and records the steps in ``directory``; ``model`` is left as it
-    was.
+    """Fine-tunes a copy of ``model``'s weights with AdamW and records the steps in ``directory``; at the end ``model``
+    has its initial weights again. ``say`` is called with sentences about the progress.
     """
     initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     masters = {name: (w.bfloat16().float() if run.from_rounded else w.clone()) for name, w in initial.items()}
