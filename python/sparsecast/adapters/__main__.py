@@ -92,7 +92,7 @@ def _streams(options: argparse.Namespace) -> list[AdapterStream]:
 
 
 def describe(update: AdapterUpdate) -> str:
-    """Returns one line of text about an update, for people."""
+    """Returns one line of text about an update, for people to read."""
     return (
         f"adapter '{update.name}': version {update.version}, {update.received_bytes} bytes read, "
         f"loaded in {update.load_seconds:.3f} s, {update.total_seconds:.3f} s in all"
@@ -100,7 +100,7 @@ def describe(update: AdapterUpdate) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command with these arguments (None: those of the process) and returns its exit status."""
+    """Runs the command with these arguments (None: the arguments of the process), and returns its exit status."""
     options = parser().parse_args(arguments)
 
     def report(update: AdapterUpdate) -> None:

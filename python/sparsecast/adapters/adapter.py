@@ -33,12 +33,13 @@ Entry = tuple[str, str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class AdapterSpec:
-    """Description of an adapter: its name, its configuration (that of ``adapter_config.json``) and its tensor table,
-    which stay the same over its versions. A trainer tells receivers what :meth:`to_json` returns.
+    """Description of an adapter: its name, its configuration (the content of ``adapter_config.json``) and its tensor
+    table. It is the same for all versions of the adapter. A trainer sends it to receivers in the form of
+    :meth:`to_json`.
 
     Tensors are ``base_model.model.MODULE.lora_A.weight`` ``[rank, in]`` and ``....lora_B.weight`` ``[out, rank]``, F32,
     BF16 or F16. Raises UsageError for a name that cannot be a file name, for an A without its B or a B without its A,
-    and for ranks that are not the configuration's; UnsupportedError for anything but A and B (DoRA, biases,
+    and for ranks that differ from the configuration; UnsupportedError for anything but A and B (DoRA, biases,
     ``modules_to_save``, embeddings, experts as one tensor).
     """
 
@@ -117,7 +118,7 @@ class AdapterSpec:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> AdapterSpec:
         """Returns the description in a file that :meth:`save` has written. Raises CorruptError naming the file if it
-        cannot be read or is not JSON, and what :meth:`from_json` raises.
+        cannot be read or is not JSON, and the errors of :meth:`from_json`.
         """
         try:
             value = json.loads(pathlib.Path(path).read_text())
@@ -127,8 +128,8 @@ class AdapterSpec:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> AdapterSpec:
-        """Returns the description in a result of :meth:`to_json`, which may come from a peer. Raises UsageError for any
-        other form.
+        """Returns the description that :meth:`to_json` has turned into JSON values, which may come from a peer. Raises
+        UsageError for values of any other form.
         """
         entries: list[Entry] = []
         try:
@@ -146,9 +147,9 @@ class AdapterSpec:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter of a trainer. If it is of a PEFT model, ``tensors`` looks the live tensors up in the model at each
-    access: a publisher of its items reads them where they are at each publication, and notices tensors that are no
-    longer there.
+    """An adapter of a trainer. For an adapter of a PEFT model, every access to ``tensors`` looks the live tensors up in
+    the model. A publisher of these tensors reads them in place at each publication, and notices if the model has
+    replaced them.
 
     Publish it as any other weights: ``sparsecast.torch.Publisher(adapter.tensors.items(), transport=...)``.
     """
@@ -158,8 +159,8 @@ class Adapter:
     tensors: Mapping[str, torch.Tensor]
 
     def spec(self, wire_dtype: torch.dtype | None = None) -> AdapterSpec:
-        """Returns the description for receivers. ``wire_dtype`` is that of the publisher; None means the dtypes of the
-        tensors.
+        """Returns the description for receivers. ``wire_dtype`` is the ``wire_dtype`` of the publisher; None means the
+        dtypes of the tensors.
         """
         return AdapterSpec(
             self.name,
@@ -170,8 +171,8 @@ class Adapter:
     @classmethod
     def from_peft(cls, model: nn.Module, name: str = "default") -> Adapter:
         """Returns the adapter ``name`` of a model that PEFT has wrapped: its live parameters, not copies, under the
-        names that ``save_pretrained`` gives them. Raises UsageError if the model has no such adapter, and what
-        :class:`AdapterSpec` raises.
+        names that ``save_pretrained`` gives them. Raises UsageError if the model has no such adapter, and the errors of
+        :class:`AdapterSpec`.
         """
         configs = getattr(model, "peft_config", None)
         if not isinstance(configs, Mapping) or name not in configs:
@@ -190,8 +191,8 @@ class Adapter:
     @classmethod
     def from_directory(cls, directory: str | os.PathLike[str], name: str = "") -> Adapter:
         """Returns the adapter in a checkpoint of PEFT (``adapter_config.json``, ``adapter_model.safetensors``), read
-        into host memory. An empty ``name`` stands for that of the directory. Raises CorruptError naming the directory
-        if a file cannot be read, and what :class:`AdapterSpec` raises.
+        into host memory. If ``name`` is empty, the adapter gets the name of the directory. Raises CorruptError naming
+        the directory if a file cannot be read, and the errors of :class:`AdapterSpec`.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -257,8 +258,8 @@ def _items(config: Mapping[str, Any], pattern: str, where: str) -> Iterator[tupl
 
 
 def _matching(patterns: Any, module: str, default: Any) -> Any:
-    """Returns the value of the first pattern that matches the module's name, or a part of it after a dot; else
-    ``default``.
+    """Returns the value of the first pattern (a regular expression) that matches the module's whole name, or the part
+    of it after some dot. Returns ``default`` if none does.
     """
     for key, value in (patterns or {}).items():
         if re.fullmatch(rf"(.*\.)?({key})", module):

@@ -24,9 +24,9 @@ class AdapterEngine(Protocol):
         """Loads the adapter in ``directory`` under ``name``. ``previous`` is the directory of the version that it
         replaces; None for a new adapter.
 
-        Raises UnsupportedError with the engine's words if the engine refuses it; the engine then serves what it served
-        before. Raises DirtyError if the engine cannot go back to that, and EndpointError if it is not known what the
-        server has done.
+        Raises UnsupportedError with the engine's message if the engine refuses the adapter; the engine then serves the
+        previous version as before. Raises DirtyError if the engine cannot load the previous version again, and
+        EndpointError if a server does not answer, so that its state is not known.
         """
 
     def unload(self, name: str) -> None:
@@ -34,11 +34,11 @@ class AdapterEngine(Protocol):
 
 
 class VllmEngine:
-    """The adapter interface of vLLM in this process: of any object with ``add_lora`` and ``remove_lora``
-    (``LLM(...).llm_engine``, a worker).
+    """The adapter interface of vLLM in this process. ``engine`` is any object with ``add_lora`` and ``remove_lora``,
+    such as ``LLM(...).llm_engine`` or a worker; adapters are numbered from ``first_id`` on.
 
-    Requests take ``request(name)`` as their ``lora_request``. vLLM reads the new version before it lets go of the old
-    one, and keeps the adapter's number. Call where those two methods may be called: between ``generate`` calls.
+    Requests take ``request(name)`` as their ``lora_request``. vLLM reads the new version before it drops the old one,
+    and the adapter keeps its number. Call the methods only between calls of ``generate``.
     """
 
     def __init__(self, engine: Any, *, first_id: int = 1) -> None:
@@ -97,7 +97,9 @@ class _Replaced:
 
 
 class _Server(_Replaced):
-    """Adapter interface of a server, over its HTTP routes. ``timeout`` of each call is in seconds."""
+    """Adapter interface of a server, over its HTTP routes. Each call ends within ``timeout`` seconds; ``tls`` has the
+    settings by which an https server is verified (None: the trust store of the system).
+    """
 
     _ROUTES = ""
 
@@ -106,7 +108,7 @@ class _Server(_Replaced):
         self._timeout, self._tls = timeout, tls
 
     def served(self) -> dict[str, pathlib.Path]:
-        """Returns the adapters that the server has: the directory from which each was loaded, by name."""
+        """Returns the adapters that the server has loaded: by name, the directory from which it was loaded."""
         answer = self._call("GET", "/v1/models")
         try:
             return {str(card["id"]): pathlib.Path(card["root"]) for card in answer["data"] if card.get("parent")}
@@ -156,10 +158,10 @@ class VllmServer(_Server):
     """The adapter interface of a vLLM server: ``vllm serve --enable-lora``, with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``
     in its environment.
 
-    Requests name the adapter as their model. From vLLM 0.33 on, a version replaces the version before in place. Earlier
-    releases would read a version that was loaded in this way from its directory at every step of generation, and an old
-    version, too, for a request that began with it. With these releases the name is unloaded and loaded again, and in
-    between vLLM answers requests with that name by 404.
+    Requests name the adapter as their model. From vLLM 0.33 on, a new version replaces the previous version in place.
+    With earlier releases the name is unloaded and loaded again, and in between vLLM answers requests with this name by
+    404. In-place loading is not used there, because these releases would then read the adapter from its directory at
+    every step of generation, and even an old version for a request that began with it.
     """
 
     _ROUTES = "/v1"
@@ -180,8 +182,8 @@ class SglangServer(_Server):
     """The adapter interface of an SGLang server, started with ``--enable-lora --max-lora-rank R --lora-target-modules
     ...`` (or with a first adapter) and ``--dp-size 1``. Requests take the adapter's name as ``lora_path``.
 
-    SGLang cannot replace an adapter. Unloading waits for requests of that name that are in progress, and SGLang refuses
-    new requests until the name is loaded again.
+    SGLang cannot replace an adapter in place. Unloading waits for the requests with this name that are in progress, and
+    SGLang refuses new requests until the name is loaded again.
     """
 
 

@@ -36,11 +36,13 @@ class AdapterStream:
 
 
 class AdapterFollower:
-    """Follows the logs of several adapters, and gives their newest versions to one server.
+    """Follows the logs of several adapters, and makes one server load their newest versions.
 
-    ``directory`` and ``base`` are those of :class:`AdapterReceiver`. ``directory`` also keeps what was seen of each
-    log, so that a follower that is started again does not go back to an older version. Adapters stay at the server when
-    the follower ends. ``say`` gets sentences for people: what the follower waits for, and that the wait is over.
+    ``directory`` is where versions are written for the server, which must see it under the same path; it also keeps the
+    version that was last seen in each log, so that a follower that is started again does not go back to an older
+    version. ``base`` has the shapes of the base checkpoint's tensors by name, to refuse adapters that do not fit it
+    (None: no check). ``threads`` is the number of CPU threads. The server keeps its adapters when the follower ends.
+    ``say`` is called with sentences for people: what the follower waits for, and that the wait is over.
     """
 
     def __init__(
@@ -66,15 +68,16 @@ class AdapterFollower:
 
     @property
     def versions(self) -> dict[str, int]:
-        """Version that the server has been given of each adapter, by the adapter's name."""
+        """The version of each adapter that the server has loaded, by the adapter's name."""
         return self._receiver.versions
 
     def step(self) -> list[AdapterUpdate]:
-        """Brings every adapter to the newest version of its log, and loads again what a restarted server has lost.
+        """Brings every adapter to the newest version of its log, and loads the adapters again that a restarted server
+        has lost.
 
-        Returns the updates that the server has loaded. What passes by itself is told to ``say`` and left to the next
-        step: a log or a description that is not there yet, a store or server that does not answer. Raises every other
-        error.
+        Returns the updates that the server has loaded. Problems that pass by themselves (a log or a description that
+        does not exist yet, a store or server that does not answer) are reported to ``say`` and left to the next step.
+        Raises every other error.
         """
         updates: list[AdapterUpdate] = []
         if self._patiently(self._server.endpoint.name, self._restore) is None:
@@ -114,8 +117,8 @@ class AdapterFollower:
         return [update] if update.load_seconds > 0 else []
 
     def _patiently(self, of: str, work: Callable[[], list[AdapterUpdate]]) -> list[AdapterUpdate] | None:
-        """Returns what ``work`` returns, or None if it failed for a reason that passes by itself. Such a reason is told
-        once to ``say``; ``of`` is what it concerns.
+        """Returns the result of ``work``, or None if it failed for a reason that passes by itself. Such a reason is
+        reported to ``say`` once; ``of`` names the server or log that it concerns.
         """
         try:
             done = work()

@@ -46,7 +46,7 @@ class MergeLoss:
         return float((self.error_squares / self.delta_squares) ** 0.5) if self.delta_squares else 0.0
 
     def add(self, other: MergeLoss) -> None:
-        """Adds the figures of another module to these."""
+        """Adds the figures of ``other``, which are of another module, to this object."""
         self.elements += other.elements
         self.moving += other.moving
         self.lost += other.lost
@@ -54,7 +54,9 @@ class MergeLoss:
         self.error_squares += other.error_squares
 
     def to_json(self) -> dict[str, str | int | float]:
-        """Returns, as JSON values, the figures that people read."""
+        """Returns the figures as JSON values: the counts, the lost share and the relative error, without the sums of
+        squares.
+        """
         return {
             "module": self.module,
             "elements": self.elements,

@@ -31,8 +31,9 @@ _FOUR_BIT_STATE = ".quant_state.bitsandbytes__"
 
 @dataclass(frozen=True)
 class AdapterUpdate:
-    """Report of one update of an adapter. ``load_seconds`` is the time in which the engine loaded it, 0 if it had this
-    version already; ``total_seconds`` is the time of the whole call.
+    """Report of one update of an adapter. ``received_bytes`` were read from the stream, and ``adapter_bytes`` is the
+    size of all tensors of the adapter. ``load_seconds`` is the time in which the engine loaded this version, 0 if it
+    had it already; ``total_seconds`` is the time of the whole call.
     """
 
     name: str
@@ -46,7 +47,7 @@ class AdapterUpdate:
 
 @dataclass
 class _Held:
-    """An adapter that the receiver holds."""
+    """An adapter that the receiver holds. ``live`` is True if its stream is a world, and False if it is a log."""
 
     spec: AdapterSpec
     tensors: dict[str, torch.Tensor]
@@ -58,11 +59,11 @@ class _Held:
 
 
 class AdapterReceiver:
-    """Receives adapters, each a stream of its own, and gives every version to the engine's own adapter interface
-    ``engine``.
+    """Receives adapters, each from a stream of its own, and makes ``engine`` load every version by its own adapter
+    interface.
 
     The tensors of each adapter are in host memory of this process, patched and verified as any other weights. A version
-    is then written below ``directory`` as a PEFT checkpoint, at a path of its own (engines know the prefixes in their
+    is then written below ``directory`` as a PEFT checkpoint, at a new path (engines identify the prefixes in their
     caches by that path), and loaded by the engine under the adapter's name. The directory of the version before stays
     for requests in progress; older ones are removed. The engine must see ``directory`` under the same path; on a tmpfs
     (``/dev/shm/...``) nothing is written to a disk. Weights of the base model are neither read nor written.
@@ -141,19 +142,20 @@ class AdapterReceiver:
         return update
 
     def update(self, name: str, version: int | None = None) -> AdapterUpdate:
-        """Brings an adapter to its next version (in a world), or to ``version``, or the newest if None (in a log), and
-        makes the engine load it. If the engine serves that version already, it is not called.
+        """Receives a version of an adapter and makes the engine load it, unless the engine serves this version already.
+        From a world it receives the next version; from a log, ``version``, or the newest version if None.
 
-        Raises UsageError for an adapter that is not served here, the errors of the stream, and those of the engine.
-        After UnsupportedError the engine serves the version before; the next update tries again with what has been
-        received by then.
+        Raises UsageError for an adapter that is not served here, the errors of the stream, and the errors of the
+        engine. After UnsupportedError the engine still serves the version before, and the next update tries again with
+        the version that it receives.
         """
         return self._serve(self._of(name), version, update=True)
 
     def rejoin(self, name: str, transport: Transport | None = None) -> AdapterUpdate:
         """Meets the trainer of an adapter in its world again: after a failure, or when another engine joins the world.
 
-        ``transport`` describes the new world; None means the previous one. Raises what :meth:`update` does.
+        ``transport`` describes the new world; None means the previous one. Raises the errors that :meth:`update`
+        raises.
         """
         held = self._of(name)
         held.subscriber.regroup(transport)
@@ -266,7 +268,7 @@ def checkpoint_shapes(directory: str | os.PathLike[str]) -> dict[str, tuple[int,
 
 def _shape_in(state: torch.Tensor, where: str) -> tuple[int, ...]:
     """Returns the shape of the weight in a quantisation state of bitsandbytes, which is JSON in bytes. Raises
-    CorruptError, with ``where`` as its context, if it is not one.
+    CorruptError, with ``where`` as its context, if ``state`` is not such a state.
     """
     try:
         shape = json.loads(bytes(state.tolist()))["shape"]
