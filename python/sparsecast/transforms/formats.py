@@ -24,10 +24,13 @@ class QuantFormat:
     """A format of ``sparsecast/quantize.hpp``, and the suffixes with which a checkpoint names the parts of a quantised
     weight.
 
-    ``element`` is E4M3, E2M1 or INT4; ``scale`` is F32, BF16, E4M3 (with a global scale) or E8M0; ``rounding`` of
-    scales is nearest, power_floor, power_round or power_up. ``block`` has the rows and columns that share a scale; None
-    stands for all of the matrix. ``global_suffix`` names the global scale of E4M3 scales; with ``inverse_global`` its
-    inverse is stored. ``number_shape`` is the shape of a scale of a whole matrix, global or not: (1,) or ().
+    ``element`` is the type of the elements: E4M3, E2M1 or INT4. ``scale`` is the type of the scales: F32, BF16, E4M3
+    (with a global scale) or E8M0. ``rounding`` of scales is nearest, power_floor, power_round or power_up. ``block``
+    has the numbers of rows and of columns that share a scale; None stands for all rows, or all columns, of the matrix.
+    ``elements_suffix`` and ``scales_suffix`` are appended to the weight's name for its elements and scales, and
+    ``global_suffix`` for the global scale of E4M3 scales; with ``inverse_global``, the inverse of the global scale is
+    stored. ``number_shape`` is the shape of a tensor with one number for the whole matrix (its only scale, or its
+    global scale): (1,) or ().
     """
 
     element: str
@@ -42,7 +45,9 @@ class QuantFormat:
 
     @cached_property
     def core(self) -> _core.QuantFormat:
-        """The format as ``_core.quantize`` wants it."""
+        """The format as ``_core.quantize`` takes it. If each matrix has one scale, its blocks are single rows, for
+        which the caller gives the amax of the matrix.
+        """
         # Rows that are given one amax have one scale, and are quantised in parallel.
         return _core.QuantFormat(self.element, self.scale, self.rounding, (1, None) if self.one_scale else self.block)
 
@@ -63,7 +68,7 @@ class QuantFormat:
 
     @property
     def word(self) -> tuple[int, ...]:
-        """Shape of the tensor of elements after rows and columns: the bytes of a word for INT4, else nothing."""
+        """Extents of the tensor of elements after its rows and columns: (4,), the bytes of a word, for INT4; else ()."""
         return _PACKED[self.element][2]
 
     @property
@@ -82,7 +87,7 @@ class QuantFormat:
         return self.element == "INT4"
 
     def block_of(self, rows: int, columns: int) -> tuple[int, int]:
-        """Returns the rows and columns of a block of a matrix of this size."""
+        """Returns the size (rows, columns) of a block in a matrix of ``rows`` rows and ``columns`` columns."""
         return self.block[0] or max(rows, 1), self.block[1] or max(columns, 1)
 
 

@@ -50,7 +50,7 @@ class Transforms:
         return {name: [out.name for out in results] for name, results in self._results.items()}
 
     def is_taken(self, name: str) -> bool:
-        """Returns whether a step applies to the tensor ``name``; a tensor to which none applies is returned
+        """Returns whether a step applies to the tensor ``name``. A tensor to which no step applies is returned
         unchanged.
         """
         spec = self._spec(name)
@@ -58,7 +58,7 @@ class Transforms:
 
     @property
     def specs(self) -> list[TensorSpec]:
-        """All resulting canonical tensors, in the order of the table: what a TensorTable of the results wants."""
+        """All resulting canonical tensors, in the order of the table; a TensorTable can be made of them."""
         return [out for results in self._results.values() for out in results]
 
     @torch.no_grad()
@@ -76,7 +76,8 @@ class Transforms:
     @torch.no_grad()
     def pieces(self, name: str, held: Sequence[tuple[torch.Tensor, Box]]) -> list[tuple[str, torch.Tensor, Box]]:
         """Returns (name, tensor, box) of each result for a rank that holds several boxes of a tensor, or none. ``held``
-        has (local tensor, box) of each; the results are in the order of the boxes.
+        has (local tensor, box) for each of them. Results are ordered by the resulting tensor, then as the boxes are in
+        ``held``.
 
         Boxes may share a result (blocks of :class:`Quantize`), so pass all of them at once.
         """

@@ -24,23 +24,24 @@ _ROWS = _core.QuantFormat(block=(1, None))
 
 
 class Quantize:
-    """A step that quantises matrices to ``format``: to a tensor of elements, a tensor of scales, and what else the
-    format has.
+    """A step that quantises matrices to ``format``: to a tensor of elements, a tensor of scales, and the further
+    tensors of the format.
 
     Applies to every bf16, fp16 or fp32 tensor of two dimensions, or of three (stacked experts, each a matrix), whose
-    name matches none of ``skip`` (fnmatch). The arithmetic is that of ``sparsecast/quantize.hpp``. The block grid is
-    that of the whole matrix. UsageError names a matrix whose columns are not whole groups of the format.
+    name matches none of ``skip`` (fnmatch). The arithmetic is that of ``sparsecast/quantize.hpp``. Blocks are counted
+    from the origin of the whole matrix, not of a shard. Raises UsageError naming a matrix whose columns are not whole
+    groups of the format.
 
     Without ``group``, the pieces of a tensor on this rank must together hold whole blocks; UsageError names a shard
-    that splits one. With ``group``, a ``torch.distributed`` group of all ranks that share the tensor, every rank calls
-    for the same tensors in the same order, including those of which it holds nothing, and always with the same boxes.
-    The first call asks whether any rank splits a block (an all-reduce of one number, and a wait for it); if so, the
-    amax of every block is the maximum over the ranks (one all-reduce of the grid at every call).
+    that splits one. With ``group``, a ``torch.distributed`` group of all ranks that share the tensor, every rank must
+    call the step for the same tensors in the same order, including tensors of which it holds nothing, and always with
+    the same boxes. The first call finds out whether any rank splits a block (an all-reduce of one number, and a wait
+    for it); if so, the amax of every block is the maximum over the ranks (one all-reduce of the grid at every call).
 
-    Formats with a global scale (NVFP4) compute it again at every call, over the whole tensor: over pieces that hold it
-    whole, or over ``group`` (one all-reduce of one number per matrix). ``global_scales`` has, by the name of the
-    weight, global scales that are kept instead: a number, or one per matrix of a stack. Weights that outgrow a kept
-    scale saturate. ``threads`` is the number of CPU threads; 0 means all cores.
+    Formats with a global scale (NVFP4) compute it again at every call, over the whole tensor: over the pieces of this
+    rank if they hold all of it, or over ``group`` (one all-reduce of one number per matrix). ``global_scales`` has, by
+    the name of the weight, fixed global scales that are used instead: a number, or one per matrix of a stack. Weights
+    that are too large for a fixed scale saturate. ``threads`` is the number of CPU threads; 0 means all cores.
     """
 
     def __init__(
@@ -105,7 +106,10 @@ class Quantize:
         return boxes
 
     def _numbers_box(self, spec: TensorSpec, box: Box) -> Box:
-        """Returns the box that a rank with ``box`` of the weight holds of a tensor that has one number per matrix."""
+        """Returns a box of the tensor that has one number per matrix of the weight: the part for the matrices in
+        ``box``, which this rank holds of the weight. The result is empty if ``box`` is. Raises UsageError if that is
+        not possible.
+        """
         stack, number = len(spec.shape) - 2, self.format.number_shape
         if 0 not in box.extent:
             return Box((*box.offset[:stack], *(0 for _ in number)), (*box.extent[:stack], *number))
@@ -189,7 +193,7 @@ class Quantize:
         return [memory.new_empty(shape) for _ in _matrices(piece.local)]
 
     def _numbers_in(self, elements: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor of elements in the form that ``_core.quantize`` wants: words of INT4 as int32."""
+        """Returns the tensor of elements in the form that ``_core.quantize`` takes: for INT4, its words as int32."""
         return elements.view(torch.int32).squeeze(-1) if self.format.word else elements
 
     def _block(self, spec: TensorSpec) -> tuple[int, int]:
@@ -241,8 +245,8 @@ class Quantize:
         )
 
     def _joined(self, spec: TensorSpec, pieces: Sequence[Piece]) -> bool:
-        """Returns whether pieces that split blocks hold whole blocks together, as the heads of one KV group do that
-        follow one another.
+        """Returns whether the pieces, which split blocks, together hold only whole blocks: every element of a block or
+        none. Consecutive heads of one KV group are such pieces.
         """
         block = self._block(spec)
         held = torch.zeros((_matrix_count(spec), *self._grid(spec)), dtype=torch.int64)
@@ -259,8 +263,8 @@ class Quantize:
         return self._window(spec, amax, box, index).contiguous()
 
     def _window(self, spec: TensorSpec, amax: torch.Tensor, box: Box, index: int) -> torch.Tensor:
-        """Returns a view of ``amax``, which has a number per block of the whole tensor: the blocks that matrix
-        ``index`` of the box touches.
+        """Returns a view of ``amax``, which has one number for each block of the whole tensor: the part of it for the
+        blocks that matrix ``index`` of ``box`` touches.
         """
         scale_box = self._scales_box(spec, box)
         rows, columns = (slice(scale_box.offset[d], scale_box.offset[d] + scale_box.extent[d]) for d in (-2, -1))

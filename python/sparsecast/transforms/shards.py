@@ -22,10 +22,10 @@ def transformed(shards: LocalShards, transforms: Sequence[Transform]) -> LocalSh
     ``shards``.
 
     The steps run once here, and again before every detection (``prepare``). They run for every tensor of the layout's
-    table in order, including those of which this rank holds nothing: steps with a group meet there. Tensors to which no
-    step applies stay unchanged. Tied names stay tied; UsageError if a step applies to one of them and not to the other.
-    Dtypes and shapes of the table are those of the weights, so this function does not support stored bases
-    (DequantizeMerge).
+    table in order, including tensors of which this rank holds nothing, because steps with a group are collective.
+    Tensors to which no step applies stay unchanged. Tied names stay tied; raises UsageError if a step applies to one of
+    two tied names and not to the other. Dtypes and shapes of the table are those of the weights, so this function does
+    not support bases that are stored in another form (DequantizeMerge).
     """
     with shards.counted():
         return _transformed(shards, transforms)

@@ -34,10 +34,10 @@ class Piece:
 
 
 class Transform(Protocol):
-    """A step of :class:`Transforms`: makes one or several canonical tensors of a canonical tensor."""
+    """A step of :class:`Transforms`: makes one or more canonical tensors from a canonical tensor."""
 
     def specs(self, spec: TensorSpec) -> list[TensorSpec] | None:
-        """Returns the canonical tensors that this step makes of ``spec``; None if the step does not apply to it."""
+        """Returns the canonical tensors that this step makes from ``spec``; None if the step does not apply to it."""
 
     def boxes(self, spec: TensorSpec, box: Box) -> list[Box]:
         """Returns, for each of the tensors of ``specs(spec)``, the box that a rank gets if it holds ``box`` of
@@ -54,5 +54,5 @@ class Transform(Protocol):
 
 
 def matches_any(name: str, patterns: Sequence[str]) -> bool:
-    """Returns whether the name matches one of the patterns (fnmatch, with upper and lower case)."""
+    """Returns whether the name matches one of the patterns (fnmatch, case-sensitive)."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
