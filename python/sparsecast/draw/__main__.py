@@ -28,7 +28,7 @@ class Picture(Protocol):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command with these arguments (None: those of the process) and returns its exit code."""
+    """Runs the command with these arguments (None: the arguments of the process), and returns its exit code."""
     parser = argparse.ArgumentParser(
         "python -m sparsecast.draw",
         description="Draws what `sparsecast plan --json` or `sparsecast log status --json` has printed.",

@@ -14,8 +14,9 @@ _MOST = 1e30
 
 
 class Fields:
-    """The fields of one JSON object. Every method raises UsageError, which names the file and the field, if the field
-    ``key`` is missing or is not of the method's kind.
+    """The fields of one JSON object. ``file`` is the name of the document, and ``place`` the path of the object in it,
+    for errors. Every method raises UsageError, which names the file and the field, if the field ``key`` is missing or
+    is not of the kind that the method returns.
     """
 
     def __init__(self, value: object, file: str, place: str = "") -> None:
@@ -29,38 +30,40 @@ class Fields:
         return key in self._value
 
     def refuse(self, key: str, why: str) -> UsageError:
-        """Returns an error about the field ``key``, for the caller to raise; ``why`` follows the name of the field in
-        its message.
+        """Returns an error about the field ``key``, for the caller to raise. Its message is the name of the field,
+        followed by ``why``.
         """
         return UsageError(f"{self._name(key)} {why}", self._file)
 
     def number(self, key: str) -> float:
-        """Returns a number from 0 up."""
+        """Returns the number in the field ``key``; it must be from 0 to 1e30."""
         value = self._get(key, lambda value: type(value) in (int, float) and 0 <= value <= _MOST, "number from 0 up")
         return float(value)
 
     def count(self, key: str, below: int = 2**53) -> int:
-        """Returns a whole number from 0 up, less than ``below``. (Floats, with which matplotlib draws, are exact up to
-        2^53.)
+        """Returns the whole number in the field ``key``; it must be at least 0 and less than ``below``. (Floats, with
+        which matplotlib draws, are exact up to 2^53.)
         """
         return int(self._get(key, lambda value: type(value) is int and 0 <= value < below, "whole number in its range"))
 
     def text(self, key: str) -> str:
-        """Returns a string. Characters that cannot be printed, which no picture may hold, become U+FFFD."""
+        """Returns the string in the field ``key``. Characters that cannot be printed, which no picture may hold, become
+        U+FFFD.
+        """
         value = self._get(key, lambda value: isinstance(value, str), "text")
         return "".join(c if c.isprintable() else "\ufffd" for c in value)
 
     def fields(self, key: str) -> Fields:
-        """Returns the fields of an object."""
+        """Returns the fields of the object in the field ``key``."""
         return Fields(self._get(key), self._file, self._name(key))
 
     def rows(self, key: str) -> list[Fields]:
-        """Returns the objects in a list."""
+        """Returns the objects in the list in the field ``key``."""
         rows = self._get(key, lambda value: isinstance(value, list), "list")
         return [Fields(row, self._file, f"{self._name(key)}[{i}]") for i, row in enumerate(rows)]
 
     def pairs(self, key: str) -> list[tuple[int, int]]:
-        """Returns the pairs in a list of pairs of whole numbers."""
+        """Returns the list of pairs of whole numbers in the field ``key``."""
 
         def are_pairs(value: Any) -> bool:
             rows = value if isinstance(value, list) else [None]

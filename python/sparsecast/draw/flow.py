@@ -18,7 +18,7 @@ _GAP, _HEADING, _LEAST_BOX, _LEAST_BAND = 0.3, 1.0, 0.7, 0.03
 
 @dataclass
 class Box:
-    """One box of a column: its label, and a heading above it, if not empty."""
+    """One box of a column, with its label and its colour, and a heading above it (empty: none)."""
 
     label: str
     heading: str = ""
@@ -65,8 +65,8 @@ def draw_flow(panel: Any, columns: tuple[list[Box], list[Box], list[Box]], halve
 
 
 def _as_lines(bands: Bands, lines: float) -> Bands:
-    """Returns the bands with heights in lines of text instead of amounts: all of them together are about ``lines``
-    high.
+    """Returns the bands with heights in lines of text instead of amounts. The heights of all bands add up to about
+    ``lines``.
     """
     whole = sum(bands.values()) or 1.0
     return {ends: max(_LEAST_BAND, lines * amount / whole) for ends, amount in bands.items()}

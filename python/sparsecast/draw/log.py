@@ -14,8 +14,8 @@ _MOST_ROWS = 40
 
 
 class LogPicture:
-    """The three panels of a log. The constructor reads all fields and raises UsageError: drawing raises no error about
-    the document.
+    """Picture of a log in three panels. The constructor reads all fields of the document, and raises UsageError if one
+    is missing or wrong; drawing raises no error about the document.
     """
 
     def __init__(self, document: Fields) -> None:

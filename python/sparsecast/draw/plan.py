@@ -17,8 +17,8 @@ _PHASES = ("detect", "encode", "wire", "verify", "agree", "apply", "vote")
 
 
 class PlanPicture:
-    """The two panels of a plan. The constructor reads all fields and raises UsageError: drawing raises no error about
-    the document.
+    """Picture of a plan in two panels. The constructor reads all fields of the document, and raises UsageError if one
+    is missing or wrong; drawing raises no error about the document.
     """
 
     def __init__(self, document: Fields) -> None:
@@ -109,8 +109,8 @@ class PlanPicture:
         return f"{node}: {_named('rank', ranks)}" if node else _named("rank", ranks)
 
     def _boxes_of(self, ranks: list[int]) -> list[list[int]]:
-        """Returns the ranks of each box: a box for each rank; if that is too many, for each node, each participant, or
-        several nodes that follow one another.
+        """Returns the ranks in each box of a column. There is a box for each rank; if these are too many, for each
+        node; then for each participant, if there are several; and at last for several consecutive nodes.
         """
         participants = [self.participant[rank] for rank in ranks]
         nodes = [f"{self.participant[rank]} {self.node[rank] or rank}" for rank in ranks]
@@ -123,8 +123,8 @@ class PlanPicture:
         return _cluster(ranks, in_a_row)
 
     def _boxes_of_groups(self, sender_of: dict[int, int], receiver_of: dict[int, int]) -> list[list[int]]:
-        """Returns the groups of each box: groups between the same boxes share one. If that is too many, all small ones
-        share the last.
+        """Returns the groups in each box of the middle column. Groups between the same boxes share one. If there are
+        too many boxes, the groups that carry the fewest bytes share the last one.
         """
         ends: list[set[tuple[str, int]]] = [set() for _ in range(self.groups)]
         carried, weighted = [0.0] * self.groups, [0.0] * self.groups
@@ -140,7 +140,9 @@ class PlanPicture:
             boxes[_MOST_BOXES - 1 :] = [sorted(sum(boxes[_MOST_BOXES - 1 :], []))]
 
         def middle(groups: list[int]) -> float:
-            """Returns where the bytes leave the senders, on average: in this order bands cross least."""
+            """Returns the mean number of the sender box from which the bytes of ``groups`` come, weighted by bytes.
+            Boxes in this order have the fewest crossings of bands.
+            """
             return sum(weighted[group] for group in groups) / (sum(carried[group] for group in groups) or 1)
 
         return sorted(boxes, key=middle)
@@ -178,7 +180,7 @@ class PlanPicture:
 
 
 def _cluster(members: list[int], keys: Iterable[Hashable]) -> list[list[int]]:
-    """Returns the members in clusters of equal keys, in the order in which each key comes first."""
+    """Returns the members in lists of those with equal keys, in the order in which each key first appears."""
     clusters: dict[Hashable, list[int]] = defaultdict(list)
     for member, key in zip(members, keys, strict=True):
         clusters[key].append(member)
