@@ -9,17 +9,17 @@ from .errors import UsageError
 
 
 class ProcessMark:
-    """Remembers the process that made an object."""
+    """Remembers the process that made this object."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
 
     @property
     def is_here(self) -> bool:
-        """Whether this is that process, and not a forked child."""
+        """Whether the current process made this object; False in a forked child."""
         return os.getpid() == self._process
 
     def require_here(self) -> None:
-        """Raises UsageError in a forked child."""
+        """Raises UsageError in a forked child of the process that made this object."""
         if not self.is_here:
             raise UsageError(f"made in process {self._process}; a forked child cannot use it")

@@ -69,10 +69,11 @@ def describe(array: Any, *, dtype: str | None = None) -> Memory:
     """Returns a description of the memory of ``array``: a torch tensor, a numpy array, or any object with DLPack or the
     buffer protocol.
 
-    Copies nothing; the result keeps the array alive. ``dtype`` gives the meaning of the elements by its safetensors
-    name if the type of the array does not (U8 that holds F8_E4M3 or two 4-bit integers, I4X2); it must have the same
-    size. For a torch tensor that requires gradients it describes the data. Raises UsageError for an object without such
-    memory, and UnsupportedError for dtypes and devices that are not supported.
+    Copies nothing; the result keeps the array alive. ``dtype`` is the safetensors name of the elements' dtype. It is
+    needed only if the type of the array does not tell it (U8 that holds F8_E4M3, or I4X2, which is two 4-bit integers),
+    and it must have the same element size. For a torch tensor that requires gradients, the result describes its data.
+    Raises UsageError for an object without such memory, and UnsupportedError for dtypes and devices that are not
+    supported.
     """
     if isinstance(array, Memory):
         return array
@@ -88,8 +89,8 @@ def describe(array: Any, *, dtype: str | None = None) -> Memory:
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a view of the tensor as integers of the same element size, so that comparisons are of bits: of NaNs and
-    of the sign of 0, too.
+    """Returns a view of the tensor as integers of the same element size, so that comparisons are bitwise, also for NaNs
+    and for the sign of zero.
     """
     import torch
 

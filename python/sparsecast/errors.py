@@ -163,7 +163,7 @@ class UnsignedError(Error):
 
 
 class ForeignKeyError(Error):
-    """The object is signed, but by no key that is trusted at this version."""
+    """The object is signed, but not by a key that is trusted at this version."""
 
     code = "foreign_key"
 
@@ -181,7 +181,7 @@ class RolledBackError(Error):
 
 
 class MixedError(Error):
-    """Objects with valid signatures do not belong together."""
+    """Objects with valid signatures do not belong together: a hash, a digest or a predecessor is not the expected one."""
 
     code = "mixed"
 
@@ -200,8 +200,8 @@ BY_CODE: dict[str, type[Error]] = _leaves(Error)
 
 
 def make(code: str, message: str, context: str) -> Error:
-    """Returns the exception of the class for ``code``, for an error of the C++ library; called by
-    ``sparsecast._core``.
+    """Returns an exception of the class for ``code`` (of :class:`Error` itself for an unknown code).
+    ``sparsecast._core`` calls this function for errors of the C++ library.
     """
     kind = BY_CODE.get(code)
     return kind(message, context) if kind else Error(message, context, code)

@@ -39,10 +39,10 @@ class Relayed:
 class LogRelay:
     """Receives the versions of a world and commits each to a log. Call from one thread.
 
-    ``tensors`` are those of the trainer, as (name, safetensors dtype, shape), without the aliases of tied tensors.
+    ``tensors`` are the trainer's tensors, as (name, safetensors dtype, shape), without the aliases of tied tensors.
     ``world`` has the rank of the relay as its ``rank_offset``; ``engine`` is the name of the relay there. ``log`` needs
     a mirror. If the log exists, the relay continues it: the next version of the log is the difference between its
-    newest version and the world's.
+    newest version and the world's. ``threads`` is the number of CPU threads.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class LogRelay:
         return self._publisher.digest if self._publisher is not None else None
 
     def regroup(self, world: World | Mpi | Met | None = None) -> None:
-        """Meets the other ranks of ``world`` (None: the previous one) again and receives its version. Creates the log
-        with it if there is none. step() does this by itself when it is needed.
+        """Meets the other ranks of ``world`` (None: the previous one) again and receives the version that they have. If
+        there is no log yet, creates it with this version. step() calls this function when it is needed.
         """
         self._process.require_here()
         self._world = world or self._world
@@ -108,11 +108,12 @@ class LogRelay:
             self._publisher = self._open()
 
     def step(self, label: str = "") -> Relayed:
-        """Receives the next version of the world, and returns the report when it is durable in the log. ``label`` is
-        text for people in the record there (empty: the version of the world).
+        """Receives the next version of the world, and returns the report when the version is durable in the log.
+        ``label`` is text for people that the log stores with the version (empty: the version number in the world).
 
-        After an error of the world the next step meets it again. After an error of the log, the version of the next
-        step includes what was not committed. FencedError is final: another publisher has taken over the log.
+        After an error of the world, the next step meets the other ranks again. After an error of the log, the version
+        of the next step includes the changes that were not committed. FencedError is final: another publisher has taken
+        over the log.
         """
         if not self._met:
             self.regroup()
@@ -127,7 +128,9 @@ class LogRelay:
         return Relayed(done.version, live.version, done.changed, done.wire_bytes, done.digest)
 
     def close(self) -> None:
-        """Waits until anchors and merged deltas are durable in the log, at most for the timeout of the log."""
+        """Waits until anchors and merged deltas are durable in the log, at most for the timeout of the log, and drops
+        the publisher.
+        """
         if self._publisher is not None:
             self._publisher.wait_maintenance(self._log.timeout)
             self._publisher = None

@@ -26,7 +26,9 @@ _EPOCH = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
 
 @dataclasses.dataclass(frozen=True)
 class StoredObject:
-    """An object in the result of :meth:`Store.list`: its size, and when it was written (with a time zone)."""
+    """An object in the result of :meth:`Store.list`: its key, its size in bytes, and when it was written (with a time
+    zone).
+    """
 
     key: str
     bytes: int
@@ -34,56 +36,59 @@ class StoredObject:
 
 
 class Upload(Protocol):
-    """An object that is being written in parts, and is invisible until :meth:`commit`."""
+    """An object that is being written in parts. Readers do not see it before :meth:`commit`."""
 
     def write(self, data: bytes) -> None:
-        """Appends bytes."""
+        """Appends ``data`` to the object."""
 
     def commit(self) -> None:
-        """Makes the whole object visible and durable, in the place of an older one. Called at most once."""
+        """Makes the whole object visible and durable; it replaces an older object with the same key. Called at most
+        once.
+        """
 
     def close(self) -> None:
-        """Ends the upload; drops what was not committed. Called last, always."""
+        """Ends the upload, and drops data that was not committed. It is always called, as the last call."""
 
 
 class Store(abc.ABC):
     """Storage of a delta log's objects. Objects are whole: a reader sees all bytes that one call wrote, or none.
 
-    Keys are relative, of ``A-Z a-z 0-9 . _ -`` and ``/``. Methods are called from several threads at once, also of the
-    library's own, and each must end by a time-out of its own. They report a failure by an exception: one of
-    :mod:`sparsecast.errors` keeps its kind and words, ``TimeoutError`` becomes a :class:`DeadlineError`,
-    ``PermissionError`` an :class:`UnauthenticatedError`, any other an :class:`IoError`. What may pass has been tried
-    again before. ``location`` is the name of the store in errors.
+    Keys are relative, of ``A-Z a-z 0-9 . _ -`` and ``/``. Methods are called from several threads at once, including
+    threads of the library, and each call must end by a time-out of its own. They report a failure by an exception: an
+    exception of :mod:`sparsecast.errors` keeps its kind and message, ``TimeoutError`` becomes a :class:`DeadlineError`,
+    ``PermissionError`` an :class:`UnauthenticatedError`, any other an :class:`IoError`. A store itself tries operations
+    again that failed for a passing reason, before it raises. ``location`` is the name of the store in errors.
     """
 
     location: str = "store"
 
     @abc.abstractmethod
     def put(self, key: str, data: bytes) -> None:
-        """Writes or replaces an object, which is durable on return. ``data`` is bytes, or a view of a file of any
-        size, valid during the call.
+        """Writes an object, or replaces it; it is durable on return. ``data`` is bytes, or a view of a file of any size
+        that is valid only during the call.
         """
 
     @abc.abstractmethod
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Creates an object, and returns True; returns False if there is one with this key. Of any number of racing
-        callers, on any machine, at most one gets True: two histories of one log would be the price.
+        """Creates an object and returns True. Returns False, and writes nothing, if there is an object with this key
+        already. Of any number of racing callers, on any machine, at most one may get True; otherwise a log could have
+        two histories.
         """
 
     @abc.abstractmethod
     def get(self, key: str, max_bytes: int) -> bytes | None:
-        """Returns a whole object (anything with a buffer), or None if there is none. Raises CorruptError for one of
-        more than ``max_bytes``, before it is in memory.
+        """Returns the content of an object (bytes, or any object with the buffer protocol), or None if there is no such
+        object. Raises CorruptError for an object of more than ``max_bytes`` bytes, before reading it into memory.
         """
 
     @abc.abstractmethod
     def size(self, key: str) -> int | None:
-        """Returns the size of an object in bytes, or None if there is none."""
+        """Returns the size of an object in bytes, or None if there is no such object."""
 
     @abc.abstractmethod
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """Returns ``length`` bytes of an object (anything with a buffer). Raises FileNotFoundError if there is none,
-        CorruptError if it is too short.
+        """Returns ``length`` bytes of an object from byte ``offset`` on (bytes, or any object with the buffer
+        protocol). Raises FileNotFoundError if there is no such object, CorruptError if it is too short.
         """
 
     @abc.abstractmethod
@@ -92,18 +97,19 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def remove(self, key: str) -> None:
-        """Removes an object; an absent one is no error."""
+        """Removes an object. Does nothing if there is no such object."""
 
     def upload(self, key: str, size: int) -> Upload:
-        """Returns an upload of an object of about ``size`` bytes. This one collects the bytes, above 8 MiB in a file of
-        ``tempfile``'s directory, and passes them to :meth:`put`.
+        """Returns an upload of an object of about ``size`` bytes. Stores may override this method. This implementation
+        collects the bytes (in memory up to 8 MiB, else in a file in ``tempfile``'s directory), and passes them to
+        :meth:`put`.
         """
         del size
         return _Spooled(self, key)
 
 
 class _Spooled:
-    """The upload of a store that has put() alone."""
+    """Upload for a store that can only write whole objects, by put()."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key = store, key
@@ -129,10 +135,12 @@ class _Spooled:
 
 class Obstore(Store):
     """A store of the library obstore, with the credentials that it was made with: ``obstore.store.S3Store``,
-    ``GCSStore``, ``AzureStore``, or what ``obstore.store.from_url`` returns. A prefix is given to that store.
+    ``GCSStore``, ``AzureStore``, or a result of ``obstore.store.from_url``. If the log has a prefix, it is given to
+    that store.
 
-    The first :meth:`put_if_absent` tests with a key of its own whether the store refuses to create an object twice.
-    ``LocalStore`` and ``MemoryStore`` are for tests: they do not outlive a crash of the machine; a path does.
+    The first :meth:`put_if_absent` writes a test object to find out whether the store refuses to create an object
+    twice. ``LocalStore`` and ``MemoryStore`` are for tests only, because their objects may be lost when the machine
+    crashes; for a directory, use its path as the location of the log instead.
     """
 
     def __init__(self, store: Any, location: str = "") -> None:
@@ -235,17 +243,19 @@ class Obstore(Store):
 
 
 class HuggingFaceBucket(Store):
-    """A bucket of Hugging Face, ``"user/bucket"``, by huggingface_hub and its token; below ``prefix``, if one is given.
+    """A bucket of Hugging Face, ``"user/bucket"``, through huggingface_hub and its token. The log is below ``prefix``,
+    if one is given.
 
-    **It cannot create an object only where there is none**, so two publishers could commit different versions of one
-    number. With ``single_writer=True`` the caller promises that at most one publisher of this log runs at any time, on
-    all machines, one that hangs included; :meth:`put_if_absent` then looks first and writes, and without it refuses.
-    Readers need no promise. Where it is broken, a reader that has seen the commit that was overwritten refuses the log
-    (RolledBackError or MixedError), by the hash that its state remembers; one that comes later sees the other history
-    alone.
+    **Hugging Face cannot create an object only if it is absent**, so two publishers could commit different versions
+    with the same number. With ``single_writer=True`` the caller promises that at most one publisher of this log runs at
+    any time, on all machines, including publishers that hang. Then :meth:`put_if_absent` first checks whether the
+    object exists, and writes it if it does not; without the promise it raises UnsupportedError. Readers need no
+    promise. If the promise is broken, a reader that has seen the overwritten commit refuses the log (RolledBackError or
+    MixedError), because its state remembers the hash of the commit; a reader that comes later sees only the other
+    history.
 
-    Ranges are cut from whole objects, of which the newest is kept in a file of ``tempfile``'s directory. ``api`` is the
-    ``huggingface_hub.HfApi`` that is used.
+    Ranges are cut from whole objects; the object that was read last is kept in a file in ``tempfile``'s directory.
+    ``api`` is the ``huggingface_hub.HfApi`` to use (None: a new one).
     """
 
     def __init__(self, bucket: str, prefix: str = "", *, single_writer: bool = False, api: Any = None) -> None:
@@ -277,7 +287,7 @@ class HuggingFaceBucket(Store):
             raise
 
     def _info(self, key: str) -> Any:
-        """What the bucket says of an object: its size and hash; None if there is none."""
+        """Returns what the bucket reports about an object, with its size and hash; None if there is no such object."""
         with self._errors():
             return next(iter(self._api.get_bucket_paths_info(self._bucket, [self._prefix + key])), None)
 
@@ -351,13 +361,13 @@ class HuggingFaceBucket(Store):
                 self._api.batch_bucket_files(self._bucket, delete=[self._prefix + key])
 
     def upload(self, key: str, size: int) -> Upload:
-        """Returns an upload that collects the bytes in a file of ``tempfile``'s directory."""
+        """Returns an upload that collects the bytes in a file in ``tempfile``'s directory."""
         del size
         return _UploadOfFile(self._add, key)
 
 
 class _UploadOfFile:
-    """The upload of a store that takes files by their names."""
+    """Upload for a store that can write an object from a file, by the name of the file."""
 
     def __init__(self, add: Callable[[str, str], None], key: str) -> None:
         self._add, self._key = add, key

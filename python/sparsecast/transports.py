@@ -18,7 +18,9 @@ AnyPath = str | os.PathLike[str]
 
 
 def path_text(path: AnyPath) -> str:
-    """Returns a path as a string, otherwise unchanged. Raises UsageError if it is neither a str nor an os.PathLike."""
+    """Returns a path as a string, without changing it in any other way. Raises UsageError if it is neither a str nor an
+    os.PathLike.
+    """
     try:
         return os.fsdecode(path)
     except TypeError:
@@ -41,7 +43,7 @@ def keep_paths(fields: Any, *names: str) -> None:
 
 
 def address_facing(host: str, port: int) -> str:
-    """Returns the address of this machine from which its packets to ``host``:``port`` start. Nothing is sent.
+    """Returns the address of this machine from which it would send packets to ``host``:``port``. Nothing is sent.
 
     Raises OSError if the host is not known or cannot be reached.
     """
@@ -117,13 +119,13 @@ class World:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values, including the secret: only for a confidential message."""
+        """Returns the fields as JSON values, including the secret: send them only in a confidential message."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> World:
-        """Returns the world of a result of :meth:`to_json`. Raises UsageError for unknown, missing or mistyped
-        fields.
+        """Returns the world that :meth:`to_json` has turned into JSON values. Raises UsageError for unknown, missing or
+        mistyped fields.
         """
         known = {field.name: field for field in dataclasses.fields(cls)}
         for name, value in fields.items():
@@ -141,8 +143,8 @@ class World:
 
 @dataclasses.dataclass(frozen=True)
 class Mpi:
-    """The world of the ranks of ``MPI_COMM_WORLD`` under one ``mpirun``, in which trainer and engines may have any
-    order.
+    """The world of the ranks of ``MPI_COMM_WORLD`` under one ``mpirun``; ranks of the trainer and of engines may be in
+    any order. ``channels`` is the transport that carries weights, and ``timeout`` the seconds for a sync.
     """
 
     channels: Channels = "mpi"
@@ -156,7 +158,9 @@ class Mpi:
 
 @dataclasses.dataclass(frozen=True)
 class Met:
-    """A world whose control channel the caller makes: ``meet(generation)`` is called for each regroup."""
+    """A world whose control channel the caller makes: every regroup calls ``meet(generation)``. ``channels`` is the
+    transport that carries weights, and ``timeout`` the seconds for a sync.
+    """
 
     meet: Callable[[int], ControlChannel]
     channels: Channels = "control"
@@ -174,12 +178,12 @@ class Log:
     """A delta log at ``location``: a directory, ``s3://bucket/prefix`` or a :class:`sparsecast.stores.Store`
     (docs/delta-log.md).
 
-    For publishers, ``key`` is the path of a signing key, and ``mirror`` a path (``*.safetensors``) on the local disk
-    where a checkpoint follows the log; anchors and merged deltas are made from it. For readers, ``trusted_keys`` are
-    public keys ("ed25519:..."), and ``state`` is a directory of their own for fetched objects and what they remember.
-    ``lease`` is the name of a lease that keeps the objects that the reader needs from being removed (empty: none).
-    ``timeout`` is in seconds, for a request to a directory or bucket; a ``Store`` has time-outs of its own. Paths may
-    be any ``os.PathLike``; they are kept as strings.
+    For publishers, ``key`` is the path of a signing key, and ``mirror`` the path of a checkpoint (``*.safetensors``) on
+    the local disk that is kept at the newest version; anchors and merged deltas are made from it. For readers,
+    ``trusted_keys`` are public keys ("ed25519:..."), and ``state`` is a directory that no other reader uses; it holds
+    fetched objects, and what the reader remembers of the log. ``lease`` is the name of a lease that keeps the objects
+    that the reader needs from being removed (empty: none). ``timeout`` is in seconds, for a request to a directory or
+    bucket; a ``Store`` has time-outs of its own. Paths may be any ``os.PathLike``; they are kept as strings.
     """
 
     location: AnyPath | Store

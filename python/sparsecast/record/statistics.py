@@ -109,7 +109,7 @@ class Statistics:
         self.ulps: collections.Counter[int] = collections.Counter()
         self.exponents: dict[int, Exponent] = collections.defaultdict(Exponent)
         #: By distance in steps, three counts: the changes for which the trace has a step at this distance, those of them
-        #: that change again in that step, and the number that would change again by chance (its density).
+        #: that change again in that step, and the number to expect by chance from the density of that step.
         self.recurrence = {lag: [0, 0, 0.0] for lag in range(1, LAGS + 1)}
         self._present: collections.Counter[int] | None = None  # Exponent -> weights that have it now.
         self._recent: collections.deque[dict[str, npt.NDArray[np.int64]]] = collections.deque(maxlen=LAGS)
