@@ -181,7 +181,7 @@ class RolledBackError(Error):
 
 
 class MixedError(Error):
-    """Objects with valid signatures do not belong together: a hash, a digest or a predecessor is not the expected one."""
+    """Objects with valid signatures do not belong together: a hash, digest or predecessor is not the expected one."""
 
     code = "mixed"
 

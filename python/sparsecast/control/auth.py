@@ -76,7 +76,9 @@ def token_file(path: str | os.PathLike[str]) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether `host` is an address of the loopback interface, or "localhost"."""
+    """Returns whether `host` is an address of the loopback interface, or "localhost". Raises `UsageError` if it is
+    neither a host name nor an address.
+    """
     plain = normalise_host(host)
     return plain == "::1" or (plain.startswith("127.") and plain.replace(".", "").isdigit())
 

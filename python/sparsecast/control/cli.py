@@ -78,8 +78,8 @@ def _add_address(command: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """Returns the value of an option that is a time in seconds; raises ArgumentTypeError, for argparse, if it is out of
-    range.
+    """Returns the value of an option that is a time in seconds. Raises ArgumentTypeError, for argparse, if it is not
+    above 0 and at most 86400.
     """
     value = float(text)
     if not 0 < value <= 86400:

@@ -285,11 +285,11 @@ class SyncRound:
         await self._resume(engines)
 
     async def _resume(self, engines: list[Engine], *, untouched: bool = False) -> None:
-        """Resumes those of `engines` that are paused, except engines that somebody holds, that are asleep, or whose
-        weights are not usable.
+        """Resumes the engines in `engines` that are paused, except engines that `ControlPlane.pause` has paused, that
+        are asleep, or whose weights are not usable.
 
-        untouched  whether this sync has written nothing: then every engine may go on with what it had when it was
-                   paused.
+        untouched  whether this sync has written nothing. Then engines that need an anchor are resumed as well, with the
+                   weights that they had when they were paused.
         """
 
         async def resume(engine: Engine) -> None:

@@ -205,7 +205,7 @@ class Group:
         return not self._broken and self.world.aborted() is None
 
     def give_up(self, reason: str) -> None:
-        """Tells the other ranks `reason`, so that none of them waits for its deadline. The group cannot be used again."""
+        """Tells the other ranks `reason`, so that none waits for its deadline. The group cannot be used again."""
         self._broken = True
         if self.world.aborted() is None:
             self.world.abort(reason)

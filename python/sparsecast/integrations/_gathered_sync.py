@@ -137,8 +137,9 @@ class GatheredSync:
         return self._weights.sealed
 
     def sync(self) -> SyncReport:
-        """Sends the changes of all weights since the last sync, after `collect` has copied them. Returns the report,
-        and raises the errors that `send` raises.
+        """Sends the changes of all weights since the last sync, after `collect` has copied them. Returns the report
+        when all servers have verified the weights. Raises UsageError if there are no weights, and SyncError if a server
+        failed.
         """
         self._weights.seal()
         plane = self._made_plane()

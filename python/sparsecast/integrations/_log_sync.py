@@ -158,7 +158,7 @@ class LogSync:
         return report
 
     async def _tell(self, version: int) -> None:
-        """Tells the named servers the number `version`, and returns when all of them serve this version or a newer one."""
+        """Tells the named servers the number `version`, and returns when all of them serve it or a newer version."""
         seconds = self._log().timeout
 
         async def tell(endpoint: Endpoint) -> None:

@@ -148,7 +148,7 @@ class AdapterClient(VLLMClient):
     def update_named_params(
         self, metadata: list[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
     ) -> None:
-        """Raises UnsupportedError: this client sends only adapters, and the trainer has called it with merged weights."""
+        """Raises UnsupportedError: this client sends only adapters, and the trainer calls it with merged weights."""
         drain(named_params)
         raise UnsupportedError(
             "this trainer hands its client merged weights, not the adapter: enable() without adapter=, and a server "

@@ -48,17 +48,17 @@ def entropy(counts: npt.NDArray[Any] | list[int]) -> float:
 
 
 def position_bits(elements: int, changed: int) -> float:
-    """Returns the number of bits that say which ``changed`` of ``elements`` elements changed, if all are equally
-    likely: n H(p).
+    """Returns the number of bits needed to say which ``changed`` of ``elements`` elements changed, if all are equally
+    likely to change: n H(p), with n elements and the entropy H of the share p that changed.
     """
     return elements * entropy([changed, elements - changed])
 
 
 @dataclass
 class StepRow:
-    """Figures of one version. ``bits`` is the number of bits for the positions of its changes if every element is
-    equally likely to change; ``bits_by_tensor`` and ``bits_by_exponent`` if that holds only within each tensor, or each
-    exponent.
+    """Figures of one version. ``bits`` is the number of bits that the positions of its changes need if every element is
+    equally likely to change. ``bits_by_tensor`` is this number if only the elements of the same tensor are equally
+    likely to change, and ``bits_by_exponent`` if only the elements with the same exponent are.
     """
 
     version: int
@@ -108,8 +108,8 @@ class Statistics:
         self.classes: dict[str, ClassRow] = collections.defaultdict(ClassRow)
         self.ulps: collections.Counter[int] = collections.Counter()
         self.exponents: dict[int, Exponent] = collections.defaultdict(Exponent)
-        #: By distance in steps, three counts: the changes for which the trace has a step at this distance, those of them
-        #: that change again in that step, and the number to expect by chance from the density of that step.
+        #: By distance in steps, three counts: the changes for which the trace has a step at this distance, the elements
+        #: of them that change again in that step, and the number to expect by chance from the density of that step.
         self.recurrence = {lag: [0, 0, 0.0] for lag in range(1, LAGS + 1)}
         self._present: collections.Counter[int] | None = None  # Exponent -> weights that have it now.
         self._recent: collections.deque[dict[str, npt.NDArray[np.int64]]] = collections.deque(maxlen=LAGS)

@@ -68,7 +68,7 @@ class QuantFormat:
 
     @property
     def word(self) -> tuple[int, ...]:
-        """Extents of the tensor of elements after its rows and columns: (4,), the bytes of a word, for INT4; else ()."""
+        """Extents of the tensor of elements after rows and columns: (4,), the bytes of a word, for INT4; else ()."""
         return _PACKED[self.element][2]
 
     @property

@@ -34,17 +34,18 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
-    """Options, under `policy.generation.refit_cfg` at the name of this class:
+    """NeMo-RL's checkpoint engine by sparsecast. Its options are under `policy.generation.refit_cfg`, at the name of
+    this class:
 
-    - `channels`: what carries records: "control" (TCP, encrypted; the default) or "nccl".
+    - `channels`: transport that carries records: "control" (TCP, encrypted; the default) or "nccl".
     - `timeout`: seconds after which a wait for another rank ends (600).
-    - `threads`: threads that encode and decode (as many as cores, at most 8).
-    - `host`: address of the policy's first rank that the rollout workers reach (what Ray calls that node).
+    - `threads`: number of threads that encode and decode (0, the default: one for each core, at most 8).
+    - `host`: address at which the rollout workers reach the policy's first rank (by default Ray's for its node).
     - `interface`: name or address of the network interface.
-    - `shared_dir`: where the rollout workers of a node share the weights ("/dev/shm").
-    - `load`: what vLLM loads after a sync: "changed" tensors (the default), or "all".
-    - `release_after_refit`: NeMo-RL's; with true, a sync after a failed one meets anew.
-    - `update_weights_bucket_memory_ratio`: NeMo-RL's; bounds what is handed to vLLM at once.
+    - `shared_dir`: directory where the rollout workers of a node share the weights ("/dev/shm").
+    - `load`: tensors that vLLM loads after a sync: "changed" tensors (the default), or "all".
+    - `release_after_refit`: an option of NeMo-RL; with true, the ranks make a new group after a sync has failed.
+    - `update_weights_bucket_memory_ratio`: an option of NeMo-RL; limits the bytes that vLLM is given at once.
     """
 
     options_at = "refit_cfg"
@@ -74,25 +75,30 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
     # What NeMo-RL calls before the first sync, or before each.
 
     def prepare(self) -> dict[str, Any]:
-        """Returns where this rank is, in which group, and where a new one could meet if this is the policy's rank 0."""
+        """Returns, as JSON values, the node of this rank, its membership in the present group, and an address on this
+        machine where a new group could meet. The address of the policy's rank 0 is the one that is used.
+        """
         host = self._host or str(ray.util.get_node_ip_address()).strip("[]")
         return {_KEY: describe_rank(_who_shares(self._shared_dir), self._group, host)}
 
     def init_policy_process_group(
         self, *, worker_rank: int, train_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> None:
-        """Meets the rollout workers, on rank 0; the policy's other ranks are in no group."""
+        """On rank 0 of the policy, joins the group of the rollout workers. The policy's other ranks are in no group."""
         if worker_rank == 0:
             self._join(0, train_world_size, rollout_world_size, metadata)
 
     def init_rollout_process_group(
         self, *, rollout_rank: int, train_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> None:
-        """Meets rank 0 of the policy and the other rollout workers."""
+        """Joins the group of rank 0 of the policy and the other rollout workers."""
         self._join(1 + rollout_rank, train_world_size, rollout_world_size, metadata)
 
     def _join(self, rank: int, train: int, rollout: int, metadata: Sequence[Any]) -> None:
-        """Joins the group, unless it is as it was. Every rank decides that from the same metadata."""
+        """Joins a new group as rank `rank`, unless the present group has the same members and works. All ranks decide
+        this from the same `metadata`, which are the results of `prepare` on all ranks. Raises GroupMismatchError if a
+        worker uses another class than this one.
+        """
         ours = [item[_KEY] for item in metadata if isinstance(item, Mapping) and _KEY in item]
         if len(metadata) != train + rollout or len(ours) != len(metadata) or not 0 <= rank <= rollout:
             raise GroupMismatchError(
@@ -108,7 +114,9 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
     # The policy.
 
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Runs one sync on a rank of the policy. `weights` gathers over its ranks, so that all read it to its end."""
+        """Runs one sync on a rank of the policy; rank 0 sends the weights. `weights` gathers tensors over all ranks of
+        the policy, so every rank reads it to its end.
+        """
         iterator = iter(weights)
         try:
             if self._rank == 0:
@@ -137,8 +145,8 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
         )
 
     def _write(self, weights: Iterator[tuple[str, torch.Tensor]], writer: ChunkWriter, mirror: Mirror) -> None:
-        """Sends what the mirror lacks: the changes of tensors that it has, and tensors that it does not have whole.
-        Raises UsageError for names, shapes or dtypes that do not fit.
+        """Sends the weights that differ from the mirror: changed elements of tensors that are in the mirror, and whole
+        tensors that are not in it yet. Raises UsageError for names, shapes or dtypes that do not fit.
         """
         seen: set[str] = set()
         for name, tensor in weights:
@@ -162,10 +170,11 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
     # The rollout workers.
 
     async def receive_weight_batches(self) -> AsyncGenerator[list[tuple[str, torch.Tensor]], None]:
-        """Yields tensors of one version, after all of it has been received and verified on every rank.
+        """Receives one sync, and then yields its tensors in batches, once every rank has received and verified the
+        whole version.
 
-        They are copies, on the GPU if there is one. A caller that stops before the end has failed: everything is sent
-        again next time.
+        The tensors are copies, on the GPU if there is one. If the caller stops before the end, this counts as a
+        failure, and the next sync sends everything.
         """
         group = self._joined()
         plan, reader = self._receive()
@@ -199,7 +208,9 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
 
 
 def _who_shares(directory: str) -> str:
-    """Returns a word that is the same for all who see the same directory of the same running machine."""
+    """Returns a text that identifies a directory on a running machine: it is the same for all processes that see this
+    directory there. Raises UsageError if there is no such directory.
+    """
     try:
         state = os.stat(directory)
     except OSError as error:

@@ -24,7 +24,7 @@ _ALIGNMENT = 64
 
 
 class SharedReader(ChunkReader):
-    """A reader whose mirror is in memory that the rollout workers of the node share."""
+    """A reader whose mirror is in memory that all rollout workers of the node share through `files`."""
 
     def __init__(self, group: Group, mirror: Mirror, plan: Plan, threads: int, files: NodeFiles) -> None:
         super().__init__(group, mirror, plan, threads)

@@ -40,18 +40,18 @@ _FAILED, _SEED, _STEADY, _STEADY_VERIFY = range(4)
 
 
 class SparsecastCheckpointEngine(DeltaEngine[ChangeReader], CheckpointEngine):
-    """Options, all under `checkpoint_engine.engine_kwargs.delta_sharded`:
+    """verl's checkpoint engine by sparsecast. Its options are under `checkpoint_engine.engine_kwargs.delta_sharded`:
 
-    - `channels`: what carries records: "control" (TCP, encrypted; the default) or "nccl".
+    - `channels`: transport that carries records: "control" (TCP, encrypted; the default) or "nccl".
     - `timeout`: seconds after which a wait for another rank ends (600).
-    - `threads`: threads that encode and decode (as many as cores, at most 8).
+    - `threads`: number of threads that encode and decode (0, the default: one for each core, at most 8).
     - `interface`: name or address of the network interface.
-    - `shared_dir`: where rollout workers of a node pass on flushes ("/dev/shm").
-    - `verify_every`: every so many syncs, the trainer compares its full export with all that it has sent, and SGLang
-      what it holds with that (0: never; verl refuses it for vLLM).
-    - `batch_gather`: entries that are gathered on rank 0 at once (32).
-    - `rollout_dtype`: of floating tensors ("bfloat16").
-    - `encoding`, `group_name`, `rebuild_group`, `multi_sender`: verl's own, taken and without meaning here.
+    - `shared_dir`: directory where the leader of a node passes flushes on to the other rollout workers ("/dev/shm").
+    - `verify_every`: number of syncs after which all weights are verified: the trainer compares its full export with
+      the weights that it has sent, and SGLang compares its weights with them (0: never; verl refuses it for vLLM).
+    - `batch_gather`: number of entries that are gathered on rank 0 at once (32).
+    - `rollout_dtype`: dtype of floating-point tensors at the rollout workers ("bfloat16").
+    - `encoding`, `group_name`, `rebuild_group`, `multi_sender`: options of verl's own engine, which are ignored here.
     """
 
     wire_format = "delta_flush"
@@ -89,7 +89,9 @@ class SparsecastCheckpointEngine(DeltaEngine[ChangeReader], CheckpointEngine):
     # What verl calls before each sync.
 
     def prepare(self) -> dict[str, Any]:
-        """Returns where this rank is, in which group, and, from the trainer's rank 0, where a new one could meet."""
+        """Returns, as JSON values, the node of this rank and its membership in the present group. On rank 0 of the
+        trainer the result also has an address where a new group could meet.
+        """
         host = str(ray.util.get_node_ip_address()).strip("[]") if self.is_master else None
         return describe_rank(str(ray.get_runtime_context().get_node_id()), self._group, host)
 
@@ -97,7 +99,10 @@ class SparsecastCheckpointEngine(DeltaEngine[ChangeReader], CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: Sequence[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Decides whether all meet anew. The trainer's other ranks are in no group, and have rank -1."""
+        """Decides, from the results of `prepare` on all ranks, whether a new group is made. Returns the arguments of
+        `init_process_group` for the ranks of the trainer, and for the rollout workers, as lists. The trainer's ranks
+        other than 0 are in no group, and have rank -1.
+        """
         if metadata[0]["meeting"] is None:
             raise UsageError("rank 0 of the trainer is not the master: verl has changed; see docs/integrations.md")
         topology = Topology.of(metadata[0], metadata[actor_wg_world_size:])
@@ -123,20 +128,24 @@ class SparsecastCheckpointEngine(DeltaEngine[ChangeReader], CheckpointEngine):
     def init_process_group(
         self, rank: int, world_size: int, meeting: dict[str, Any] | None, node: int, leader: bool
     ) -> None:
-        """Meets the others, unless the group is as it was."""
+        """Joins the new group that meets at `meeting`, as rank `rank`. Keeps the present group if `meeting` is None,
+        and does nothing for rank -1, which is in no group.
+        """
         self._rank = rank
         if rank >= 0 and meeting is not None:
             self._meet(meeting, rank, world_size, node, leader)
 
     def finalize(self) -> None:
-        """Gives device memory back that the flushes had."""
+        """Releases the device memory that the flushes have used."""
         if self._device == "cuda":
             torch.cuda.empty_cache()
 
     # The trainer.
 
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, float] | None:
-        """Runs one sync on a rank of the trainer; `weights` is verl's training engine. Returns rank 0's figures."""
+        """Runs one sync on a rank of the trainer; `weights` is verl's training engine, and `global_steps` the training
+        step. Returns the figures of the sync on rank 0, and None on other ranks.
+        """
         plan, failure = None, None
         if self._rank == 0:
             try:
@@ -163,7 +172,9 @@ class SparsecastCheckpointEngine(DeltaEngine[ChangeReader], CheckpointEngine):
         return plan
 
     def _send(self, engine: Any, kind: int, plan: Plan | None) -> dict[str, float] | None:
-        """Runs the exports, which are collective over the trainer's ranks; rank 0, which has the plan, sends them."""
+        """Runs the exports of verl, which are collective over the trainer's ranks. Rank 0, which alone has a plan,
+        sends them and returns the figures of the sync.
+        """
         writer = None
         if plan is not None:
             # Not `_joined`: what breaks the group from here on must not keep this rank from the exports.
@@ -196,9 +207,9 @@ class SparsecastCheckpointEngine(DeltaEngine[ChangeReader], CheckpointEngine):
     # The rollout workers.
 
     def receive_weights(self, global_steps: int | None = None) -> Iterator[Flush]:
-        """Yields the flushes of one sync, after all of it has been received and verified on every rank.
+        """Receives one sync, and then yields its flushes, once every rank has received and verified the whole version.
 
-        A caller that stops before the end has failed: everything is sent again next time.
+        If the caller stops before the end, this counts as a failure, and the next sync sends everything.
         """
         group = self._joined()
         plan, reader = self._receive(global_steps)
@@ -242,9 +253,9 @@ def _payloads(mirror: Mirror, sparse: list[list[Changed]], dense: list[list[str]
 
 
 def _refuse_adapters(engine: Any) -> None:
-    """Raises UnsupportedError for a LoRA trainer, because verl's two exports then disagree: the export of shards has A
-    and B and the base, not merged, the export of whole tensors has other names. Servers that take verl's flushes have
-    no route for adapters either.
+    """Raises UnsupportedError for a LoRA trainer, because verl's two exports disagree there: the export of shards has
+    A, B and the base, which are not merged, and the export of whole tensors has other names. Also, servers that take
+    verl's flushes have no route for adapters.
     """
     config = getattr(engine, "model_config", None)
     if getattr(config, "lora_rank", 0) > 0 or (getattr(config, "lora", None) or {}).get("rank", 0) > 0:

@@ -26,15 +26,17 @@ from .._mirror import Mirror, dtype_word, torch_dtype
 from .._node_files import NodeFiles
 
 MOST_ELEMENTS = 64 << 20
-"""Changed elements of one part of a flush: SGLang's loader needs 8 bytes of device memory for each while it writes."""
+"""Most changed elements of one flush. SGLang's loader needs 8 bytes of device memory for each while it writes."""
 
 Flush = tuple[list[tuple[str, torch.Tensor]], bool]
-"""What verl's rollouts take: named tensors, and whether it is the last."""
+"""A flush as verl's rollouts take it: named tensors, and whether it is the last flush of the sync."""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """Changed elements of one tensor. `positions` are flat, int32, ascending."""
+    """Changed elements of one tensor: their `positions` in the flattened tensor (int32, ascending), and their new
+    `values`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -43,7 +45,7 @@ class Changed:
 
 
 class ChangeReader(ChunkReader):
-    """The leader's reader, which keeps in `changed` what differs from before."""
+    """Reader of a leader. `changed` has the elements that differ from the version before."""
 
     def __init__(self, group: Group, mirror: Mirror, plan: Plan, threads: int) -> None:
         super().__init__(group, mirror, plan, threads)
@@ -66,7 +68,9 @@ class ChangeReader(ChunkReader):
 
 
 def sparse_flushes(changed: Iterable[Changed], most_bytes: int) -> Iterator[list[Changed]]:
-    """Cuts changes into flushes: values of one dtype each, and at most about `most_bytes` of positions and values."""
+    """Cuts changes into flushes. A flush has values of one dtype, and about `most_bytes` bytes of positions and values
+    at most.
+    """
     by_dtype: dict[torch.dtype, list[Changed]] = {}
     for change in changed:
         by_dtype.setdefault(change.values.dtype, []).append(change)
@@ -88,7 +92,9 @@ def sparse_flushes(changed: Iterable[Changed], most_bytes: int) -> Iterator[list
 
 
 def dense_flushes(mirror: Mirror, most_bytes: int) -> Iterator[list[str]]:
-    """Cuts all tensors into flushes of one dtype and about `most_bytes` each."""
+    """Cuts all tensors of the mirror into flushes, each a list of names. The tensors of a flush have one dtype and
+    about `most_bytes` bytes.
+    """
     by_dtype: dict[str, list[str]] = {}
     for name in mirror.names:
         by_dtype.setdefault(mirror.entry(name)[1], []).append(name)
@@ -107,7 +113,7 @@ def dense_flushes(mirror: Mirror, most_bytes: int) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class Payload:
-    """One flush in host memory: verl's manifest, positions as bytes (none if it is dense), values."""
+    """One flush in host memory: verl's manifest (JSON), positions as bytes (None in a dense flush), and values."""
 
     manifest: bytes
     positions: torch.Tensor | None
@@ -169,7 +175,9 @@ def dense_payload(mirror: Mirror, names: list[str], *, verify: bool, is_last: bo
 
 
 class Neighbours:
-    """Flushes from the leader to the other rollout workers of its node, through files in shared memory."""
+    """Passes flushes from the leader of a node to the other rollout workers there (its neighbours), through files in
+    shared memory.
+    """
 
     def __init__(self, node: ControlChannel, files: NodeFiles, timeout: float) -> None:
         self._node = node
@@ -177,11 +185,13 @@ class Neighbours:
         self._timeout = timeout
 
     def give_count(self, count: int) -> None:
-        """On the leader: says how many flushes follow."""
+        """Called on the leader: tells the neighbours how many flushes follow."""
         self._node.broadcast(str(count).encode(), self._timeout)
 
     def give(self, payload: Payload) -> None:
-        """On the leader: returns when every neighbour has a copy."""
+        """Called on the leader: passes one flush on, and returns when every neighbour has opened the file that holds
+        it.
+        """
         if self._node.size == 1:
             return
         positions = torch.empty(0) if payload.positions is None else payload.positions
@@ -190,7 +200,7 @@ class Neighbours:
         self._files.create(sum(sizes), parts, sizes=sizes, dtype=dtype_word(payload.values.dtype))
 
     def take(self) -> Iterator[tuple[Payload, bool]]:
-        """On a neighbour: yields the flushes, and whether each is the last."""
+        """Called on a neighbour: yields each flush, and whether it is the last one."""
         count = int(self._node.broadcast(b"", self._timeout))
         for number in range(count):
             memory, fields = self._files.open()
@@ -209,7 +219,9 @@ class Neighbours:
 
 
 def parse_parts(fields: Mapping[str, Any]) -> tuple[list[int], torch.dtype]:
-    """Returns the bytes of a flush's parts, and the dtype of its values. Raises CorruptError."""
+    """Returns, from the fields that came with a flush, the sizes of its three parts in bytes and the dtype of its
+    values. Raises CorruptError if the fields are not valid.
+    """
     sizes, code = fields.get("sizes"), TORCH_DTYPES.get(str(fields.get("dtype")))
     if not isinstance(sizes, list) or len(sizes) != 3 or not all(type(size) is int and size >= 0 for size in sizes):
         raise CorruptError(f"{sizes!r} are no sizes", "flush")

@@ -18,14 +18,14 @@ from .._chunks import ChunkWriter, Totals
 from .._mirror import Mirror, host_bits
 
 LARGEST_TENSOR = (1 << 31) - 1
-"""Elements: verl's receivers take positions as int32."""
+"""Most elements of a tensor, because verl's receivers take positions as int32."""
 
 
 class ExportWriter(ChunkWriter):
-    """Sends tensors of verl's exports.
+    """Sends the tensors of verl's exports.
 
-    An error of `take` is kept in `failure`, and nothing more is sent: the export is collective over the trainer's
-    ranks, and has to be consumed to its end.
+    An error in `take` is kept in `failure`, and no more tensors are sent. It is not raised, because an export is
+    collective over the trainer's ranks and must be read to its end.
     """
 
     def __init__(self, group: Group, mirror: Mirror, plan: Plan, chunk_bytes: int, threads: int) -> None:
@@ -33,7 +33,9 @@ class ExportWriter(ChunkWriter):
         self.failure: Exception | None = None
 
     def take(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Calls one of the methods below, unless an earlier call has failed."""
+        """Calls `work`, a method of this object, with these arguments, unless an earlier call has failed. Keeps an
+        error in `failure`, and breaks the group.
+        """
         if self.failure is not None:
             return
         try:
@@ -43,7 +45,7 @@ class ExportWriter(ChunkWriter):
             self.group.give_up(f"the trainer's rank 0 failed: {error}")
 
     def add_full(self, name: str, tensor: torch.Tensor) -> None:
-        """Adds a whole tensor of a seed."""
+        """Adds a whole tensor, in a sync that sends everything. Raises UsageError if it is too large for verl."""
         if tensor.numel() > LARGEST_TENSOR:
             raise UsageError(f"{tensor.numel()} elements: verl's receivers take int32 positions", f"tensor {name!r}")
         self.totals.elements += tensor.numel()
@@ -52,7 +54,10 @@ class ExportWriter(ChunkWriter):
     def add_elements(
         self, name: str, dtype: str, shape: Sequence[int], positions: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Adds changed elements of a tensor, by flat positions; also none, which only counts the tensor."""
+        """Adds changed elements of a tensor: their positions in the flattened tensor, and their values. If there are
+        none, only counts the tensor's elements. Raises UsageError for NaNs and for a tensor that does not fit the
+        mirror, and CorruptError for positions outside the tensor.
+        """
         held = self._mirror.get(name, shape)
         self.totals.elements += held.numel()
         if positions.numel() == 0:
@@ -77,7 +82,7 @@ class ExportWriter(ChunkWriter):
         self.add_change(name, host_bits(values), places)
 
     def compare(self, name: str, tensor: torch.Tensor) -> None:
-        """Raises DigestMismatchError unless the tensor is what has been sent."""
+        """Raises DigestMismatchError unless the tensor is bitwise equal to the tensor that was sent under this name."""
         sent = self._mirror.get(name, tensor.shape)
         different = int(torch.ne(bits_of(sent.view(-1)), host_bits(tensor)).sum())
         if different:
@@ -89,7 +94,9 @@ class ExportWriter(ChunkWriter):
 
 
 class Gatherer:
-    """Brings the entries of verl's sparse export together on rank 0, some at a time, in the same order on every rank."""
+    """Gathers the entries of verl's sparse export on rank 0, several entries at a time, in the same order on every
+    rank.
+    """
 
     def __init__(self, at_once: int, round_bytes: int, writer: ExportWriter | None) -> None:
         self._at_once = max(at_once, 1)
@@ -98,9 +105,11 @@ class Gatherer:
         self._waiting: dict[int, tuple[Any, list[Sequence[Any]]]] = {}
 
     def run(self, entries: Iterable[Sequence[Any]]) -> None:
-        """Consumes (slots, dtype, counts, positions, values, process group) of this rank; collective.
+        """Reads all entries (slots, dtype, counts, positions, values, process group) of this rank, and gathers them on
+        rank 0. Collective over the trainer.
 
-        How many entries wait is all that decides when a round begins: ranks have different numbers of bytes.
+        A round of gathering begins when a certain number of entries wait. The number of bytes cannot decide this,
+        because it differs between ranks.
         """
         for *entry, group in entries:
             _, waiting = self._waiting.setdefault(id(group), (group, []))
@@ -149,7 +158,9 @@ class Gatherer:
 def consume_full(
     weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, take: Callable[[str, torch.Tensor], None] | None
 ) -> None:
-    """Consumes a full export, which is collective; gives its tensors, cast to `dtype` if they are floating, to `take`."""
+    """Reads a full export to its end, which is collective over the trainer. Calls `take`, if it is not None, with the
+    name and the tensor; floating-point tensors are cast to `dtype`.
+    """
     for name, tensor in weights:
         if take is None:
             continue
@@ -158,7 +169,9 @@ def consume_full(
 
 
 def tell_ranks(plan: int, device: str) -> int:
-    """Returns on every rank of the trainer what rank 0 has passed; collective over the default process group."""
+    """Returns, on every rank of the trainer, the number `plan` that rank 0 has passed. Collective over the default
+    process group.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return plan
     word = torch.tensor([plan], dtype=torch.int64, device=device)
@@ -167,7 +180,9 @@ def tell_ranks(plan: int, device: str) -> int:
 
 
 def metrics_of(totals: Totals, message_bytes: int, seed: bool) -> dict[str, float]:
-    """Returns the figures under verl's names, and whether everything was sent."""
+    """Returns the figures of a sync under the names that verl uses. `seed` says whether everything was sent;
+    `message_bytes` is the size of the messages besides records.
+    """
     figures: Mapping[str, float] = {
         "changed_ratio": (totals.changed / totals.elements if totals.elements else 0.0) if not seed else 1.0,
         "changed_elems": float(totals.elements if seed else totals.changed),
@@ -179,7 +194,9 @@ def metrics_of(totals: Totals, message_bytes: int, seed: bool) -> dict[str, floa
 
 
 def _of_one_dtype(entries: list[Sequence[Any]]) -> list[list[Sequence[Any]]]:
-    """Cuts the entries where the dtype of their values changes: one gather would promote them to the widest."""
+    """Cuts the list of entries into runs of entries whose values have the same dtype. Gathering a run of several dtypes
+    would convert all values to the widest one.
+    """
     runs: list[list[Sequence[Any]]] = []
     for entry in entries:
         if runs and runs[-1][-1][4].dtype == entry[4].dtype:
