@@ -76,12 +76,12 @@ class LogRelay:
 
     @property
     def version(self) -> int | None:
-        """Newest version of the log; None if this relay has still to create the log."""
+        """Newest version of the log; None if there is no log yet, so that this relay has still to create it."""
         return self._publisher.version if self._publisher is not None else None
 
     @property
     def digest(self) -> str | None:
-        """State digest of :attr:`version`; None if this relay has still to create the log."""
+        """State digest of :attr:`version`; None if there is no log yet."""
         return self._publisher.digest if self._publisher is not None else None
 
     def regroup(self, world: World | Mpi | Met | None = None) -> None:

@@ -32,11 +32,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@\[\]-]{0,127}|\[[0-9a-f:.]+\]:[0-9
 
 
 def normalise_host(host: str) -> str:
-    """Returns the one spelling of a host by which hosts are compared: lower case, no brackets, no trailing dot,
+    """Returns the canonical spelling of a host, by which hosts are compared: lower case, no brackets, no trailing dot,
     addresses in their shortest form.
 
-    "localhost" becomes 127.0.0.1, and an IPv4 address in IPv6 form the IPv4 address. Names are not resolved: a name and
-    its address are two hosts. Raises `UsageError` if `host` is neither a name nor an address.
+    "localhost" becomes 127.0.0.1, and an IPv4 address in IPv6 form becomes the IPv4 address. Names are not resolved, so
+    a name and its address count as two hosts. Raises `UsageError` if `host` is neither a name nor an address.
     """
     text = host.strip().lower()
     if text.startswith("[") and text.endswith("]"):

@@ -14,9 +14,9 @@ from sparsecast.control.world import WorldSpec
 
 
 class PauseMode(str, enum.Enum):
-    """What happens to requests in flight while weights are written. The caller chooses.
+    """Mode of a pause: what happens to requests in flight while weights are written. The caller chooses it.
 
-    none     Generation goes on. A request may see weights of both versions in one forward pass.
+    none     There is no pause. A request may see weights of both versions in one forward pass.
     abort    Requests in flight are aborted; new requests wait (SGLang) or are refused with 503 (vLLM).
     wait     Requests in flight are finished first, which may take long; new requests are refused. SGLang does not
              support this mode.

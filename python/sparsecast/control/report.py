@@ -155,9 +155,9 @@ _SOURCE_FIELDS = (
 class SyncError(PeerFailedError):
     """Raised if a sync, or an operation on several endpoints, did not succeed everywhere.
 
-    `failures` has the causes: one error for each endpoint that failed by itself, or for every endpoint that failed if
-    none did; empty if only the trainer failed. `report` says at which version every endpoint is; it is None for
-    operations other than a sync.
+    `failures` has the causes: one error for each endpoint that failed by itself or, if all errors only echo other
+    failures, for each endpoint that failed. It is empty if only the trainer failed. `report` has the versions of all
+    endpoints; it is None for operations other than a sync.
     """
 
     def __init__(self, message: str, failures: list[EndpointError], report: SyncReport | None = None) -> None:

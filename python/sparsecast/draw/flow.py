@@ -33,8 +33,8 @@ def group_colour(i: int) -> tuple[float, float, float]:
 
 
 def draw_flow(panel: Any, columns: tuple[list[Box], list[Box], list[Box]], halves: tuple[Bands, Bands]) -> None:
-    """Draws three columns of boxes, and the bands from the left to the middle and from the middle to the right
-    (``halves``). A band has the colour of its box in the middle column.
+    """Draws three columns of boxes, and the bands between them. ``halves`` has the bands from the left to the middle
+    column, and from the middle to the right column. A band has the colour of its box in the middle column.
     """
     lines = max(16.0, 1.2 * max(map(len, columns)))
     thick = [_as_lines(bands, lines) for bands in halves]

@@ -72,7 +72,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sync does; every rank makes the same plan.
+    """Plan of a sync, which is the same on all ranks.
 
     seed    whether everything is sent, as changes to zeros, in a new stream.
     stream  stream of the sync.
@@ -107,8 +107,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Topology:
-    """Where the rollout workers are: `nodes` has the number of each worker's node. `meeting` says where a new group
-    meets; None if the present group is kept.
+    """Nodes of the rollout workers, and where a new group meets: `nodes` has the number of each worker's node, and
+    `meeting` is None if the present group is kept.
     """
 
     meeting: Mapping[str, Any] | None

@@ -145,7 +145,7 @@ class LogSync:
 
     def _finish(self, publisher: Publisher) -> PublishReport:
         """Waits until the version in progress is durable, tells it to the servers, and returns its report. Runs in the
-        other thread; until it has ended, the first thread does not use the publisher.
+        thread of `_teller`; until it has ended, no other thread uses the publisher.
         """
         report = publisher.wait()
         assert report is not None

@@ -107,8 +107,8 @@ class LogClient(SparsecastClient):
         """Does nothing: the server resets its cache with each version."""
 
     def get_server_info(self) -> dict[str, Any]:
-        """Returns the server's information, of which TRL reads how logprobs are processed. If the server does not tell
-        it because it is not in development mode, logs a warning and assumes `processed_logprobs`.
+        """Returns information about the server for TRL, which reads in it how logprobs are processed. If the server
+        does not tell this, because it is not in development mode, logs a warning and assumes `processed_logprobs`.
         """
         try:
             info: dict[str, Any] = super().get_server_info()

@@ -28,10 +28,10 @@ def _docstrings(path: pathlib.Path) -> Iterator[str]:
 
 
 def standard_library_text(*, held_out: bool) -> bytes:
-    """Returns documentation strings of the standard library, in order of path: those of the held-out modules, or those
-    of the modules for pretraining.
+    """Returns the documentation strings of the held-out modules of the standard library, or, if not ``held_out``, of
+    the modules for pretraining, in order of the modules' paths.
 
-    Equal on all machines with the same Python version.
+    The text is equal on all machines with the same Python version.
     """
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     skipped = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}

@@ -115,7 +115,7 @@ class Statistics:
         self._recent: collections.deque[dict[str, npt.NDArray[np.int64]]] = collections.deque(maxlen=LAGS)
 
     def add(self, version: Version) -> None:
-        """Adds a version to the counts."""
+        """Adds the changes of a version to the counts; the first version has none, and only defines the elements."""
         if self._present is None:
             self._begin(version)
             return
@@ -154,8 +154,8 @@ class Statistics:
                 self._present.update(_histogram(exponents(bits.reshape(-1), version.dtypes[name])))
 
     def _add_exponents(self, version: Version) -> float:
-        """Counts changes by the exponent before the step. Returns the bits for the positions of the changes if all
-        elements with the same exponent are equally likely to change.
+        """Counts changes by the exponent before the step. Returns the number of bits that the positions of the changes
+        need if all elements with the same exponent are equally likely to change.
         """
         old: collections.Counter[int] = collections.Counter()
         new: collections.Counter[int] = collections.Counter()
@@ -201,11 +201,11 @@ class Statistics:
 
 
 def dispersion(counts: npt.NDArray[Any], cells: int) -> float | None:
-    """Returns the index of dispersion of the changes over rows (or columns): the variance of ``counts`` over that of a
-    binomial distribution. It is 1 for uniform changes, and more for clusters.
+    """Returns the index of dispersion of the changes over rows (or columns): the variance of ``counts``, divided by the
+    variance of a binomial distribution. It is 1 for uniform changes, and more for clusters.
 
-    ``counts`` has the number of changes in each row (or column) of ``cells`` elements. None if the index is undefined:
-    fewer than two rows, or no change, or only changes.
+    ``counts`` has the number of changes in each row (or column) of ``cells`` elements. Returns None if the index is
+    undefined: if there are fewer than two rows, or if no element or every element changed.
     """
     lines = len(counts)
     total = int(counts.sum())

@@ -173,9 +173,9 @@ class Quantize:
     def _inverse_scales(
         self, kept: list[float] | None, tensor_amax: torch.Tensor | None, device: torch.device
     ) -> torch.Tensor:
-        """Returns, for formats that store the inverse of the global scale, what is stored for each matrix: the inverse
-        of the scale that the caller keeps, or amax / (448 * 6), and 1 for a matrix of zeros. The global scale is the
-        reciprocal of what is stored.
+        """Returns, for formats that store the inverse of the global scale, the stored number of each matrix: the
+        inverse of its scale in ``kept``, or else amax / (448 * 6), or 1 for a matrix of zeros. The global scale is the
+        reciprocal of the stored number.
         """
         if kept is not None:
             return torch.tensor(kept, device=device).reciprocal()

@@ -76,7 +76,7 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
 
     def prepare(self) -> dict[str, Any]:
         """Returns, as JSON values, the node of this rank, its membership in the present group, and an address on this
-        machine where a new group could meet. The address of the policy's rank 0 is the one that is used.
+        machine where a new group could meet. Only the address of the policy's rank 0 is used.
         """
         host = self._host or str(ray.util.get_node_ip_address()).strip("[]")
         return {_KEY: describe_rank(_who_shares(self._shared_dir), self._group, host)}
