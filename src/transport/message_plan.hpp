@@ -26,17 +26,19 @@ struct WireLimits {
 inline constexpr std::size_t kOpeningFields = 3;
 /// Number of record sizes that an Opening has room for; other sizes follow in separate messages.
 inline constexpr std::size_t kOpeningSizes = 61;
-/// First message of a broadcast. It has a fixed size, so that a receiver needs to know nothing before. Its 512 bytes
-/// are few enough for MPI to send them without first asking the receivers (eagerly).
+/// First message of a broadcast: kOpeningFields words, then the sizes of the first kOpeningSizes records in bytes. It
+/// has a fixed size, so that a receiver needs to know nothing before. Its 512 bytes are few enough for MPI to send them
+/// without first asking the receivers (eagerly).
 using Opening = std::array<std::uint64_t, kOpeningFields + kOpeningSizes>;
 
 Opening pack_opening(std::span<const std::uint64_t> sizes);
 
-/// Returns one size per record of a broadcast. Sizes that do not fit in the opening are zero, and the caller fills them
-/// in. Throws Error{kCorrupt} for anything over the limits.
+/// Returns the size in bytes of each record of a broadcast. Sizes that do not fit in the opening are zero, and the
+/// caller fills them in. Throws Error{kCorrupt} for an opening without its mark, and for more records or bytes than the
+/// limits allow.
 std::vector<std::uint64_t> parse_opening(const Opening& opening, const WireLimits& limits);
 
-/// Throws Error{kCorrupt} unless `sizes`, those of all records, add up to the sum in the opening.
+/// Throws Error{kCorrupt} unless `sizes`, the sizes of all records, add up to the sum in the opening.
 void check_sizes(const Opening& opening, std::span<const std::uint64_t> sizes);
 
 /// Bytes [offset, offset + bytes) of a record.
@@ -47,8 +49,8 @@ struct RecordPiece {
   friend bool operator==(const RecordPiece&, const RecordPiece&) = default;
 };
 
-/// One message of a broadcast: a single piece, which is sent and received in place in its record, or many small records
-/// joined.
+/// One message of a broadcast: either a single piece of a record, which is sent and received in the memory of the
+/// record, or several small records, which are joined in one buffer.
 struct Message {
   std::vector<RecordPiece> pieces;
   std::uint64_t bytes = 0;

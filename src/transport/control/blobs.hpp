@@ -30,16 +30,16 @@ Value value_of(const Bytes& body, const std::string& peer) {
   return value;
 }
 
-/// Returns the blobs one after another, without their sizes. For a ControlChannel::reduce whose readers know which
-/// ranks contribute how many bytes.
+/// Returns the blobs joined in their order, without their sizes; whoever reads the result must know the size of each
+/// blob. Can be the combining function of ControlChannel::reduce.
 inline Bytes concatenate(const std::vector<Bytes>& blobs) {
   Bytes joined;
   for (const Bytes& blob : blobs) joined.insert(joined.end(), blob.begin(), blob.end());
   return joined;
 }
 
-/// Returns the blobs of all ranks one after another, after checking that each is one Value or empty. Throws
-/// Error{kCorrupt} that names the rank of any other blob.
+/// Returns the blobs of all ranks joined in their order. Each blob must be one Value or empty. Throws Error{kCorrupt}
+/// that names the rank of any other blob.
 template <class Value>
 Bytes join_values(const std::vector<Bytes>& blobs) {
   for (std::size_t r = 0; r < blobs.size(); ++r) {

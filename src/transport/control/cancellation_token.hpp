@@ -32,8 +32,8 @@ inline constexpr std::chrono::seconds kParentCheckInterval{1};
 /// Cancels the calls of a control channel. One thread at a time is in a call; any thread may cancel.
 class CancellationToken {
  public:
-  /// With `any_thread`, every thread that cancels may handle the cancellation itself; without it, only the thread that
-  /// makes the calls may. Throws Error{kIo} when there is no file descriptor left.
+  /// If `any_thread` is true, any thread that cancels may tell the other ranks the reason itself. If it is false, only
+  /// the thread that made the last call may. Throws Error{kIo} when there is no file descriptor left.
   explicit CancellationToken(bool any_thread);
   ~CancellationToken();
   CancellationToken(const CancellationToken&) = delete;
@@ -47,10 +47,12 @@ class CancellationToken {
   /// false.
   bool begin_short_call();
   /// Cancels the current and all later calls, from any thread. Returns true when no thread is in a call and the calling
-  /// thread may handle the cancellation. The calling thread is then in a short call: it must tell the other ranks the
-  /// reason, and call end_call().
+  /// thread may tell the other ranks the reason (see the constructor). The calling thread is then in a short call: it
+  /// must tell the other ranks the reason, call mark_handled(), and call end_call(). After false, the thread of the
+  /// current or the next call does this.
   bool request_cancel(const std::string& reason);
-  /// Returns the mark of the process that made the token, in which alone calls are possible.
+  /// Returns the mark of the process that made the token. Calls are possible only in this process, not in its forked
+  /// children.
   const ProcessMark& process() const noexcept { return process_; }
   /// Returns the reason of the cancellation; nullopt while there has been none.
   std::optional<std::string> cancel_reason() const;
@@ -67,7 +69,8 @@ class CancellationToken {
   /// Throws Error{kPeerFailed} with the parent's reason once the parent (set_parent) has failed; does nothing while
   /// cancellation is suspended. Costs more than check(), so waits call it less often.
   void check_parent() const;
-  /// Sets the function that returns why the parent channel has failed; nullopt while it has not.
+  /// Sets the function that check_parent() calls: it returns why the parent channel has failed, or nullopt while it has
+  /// not.
   void set_parent(std::function<std::optional<std::string>()> reason) { parent_reason_ = std::move(reason); }
   /// Returns a file descriptor for poll(2) that is readable once the token is cancelled; -1, which poll(2) ignores,
   /// while cancellation is suspended.
@@ -84,19 +87,19 @@ class CancellationToken {
   std::function<std::optional<std::string>()> parent_reason_;
   int descriptor_ = -1;  ///< Descriptor of an eventfd(2) that becomes readable when the token is cancelled.
   std::atomic<bool> cancelled_{false};
-  /// False while cancellation is suspended. Used only by the thread in a call, as is `handled_`.
+  /// False while cancellation is suspended. Only the thread in a call uses this field and `handled_`.
   bool enabled_ = true;
   bool handled_ = false;
 
-  mutable std::mutex mutex_;  ///< Guards the members from here to the end.
+  mutable std::mutex mutex_;  ///< Guards the members that are declared after it.
   enum class State { kIdle, kInCall, kInShortCall } state_ = State::kIdle;
   std::condition_variable idle_;
   std::thread::id last_;  ///< Thread that made the last call.
   std::optional<std::string> reason_;
 };
 
-/// Throws Error{kPeerFailed} once `token` is cancelled, or when interrupted() is true. With a null token, checks only
-/// the latter.
+/// Throws Error{kPeerFailed} once `token` is cancelled, or when interrupted() is true. If `token` is null, checks only
+/// interrupted().
 inline void check_cancelled(const CancellationToken* token) { token != nullptr ? token->check() : check_interrupt(); }
 
 }  // namespace sparsecast

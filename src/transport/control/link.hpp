@@ -48,13 +48,14 @@ class Link {
   virtual const std::string& name() const noexcept = 0;
   /// Sends one message. Throws Error{kTimeout | kPeerFailed}.
   virtual void send(MessageType type, std::span<const std::byte> body, Deadline deadline) = 0;
-  /// Returns the next message; polls at least once. Throws Error{kTimeout | kPeerFailed | kCorrupt}. `others` are other
-  /// links of the same kind, or null. When the peer of one of them reports a failure meanwhile, throws the reason of
-  /// that failure, but never as kTimeout.
+  /// Waits for the next message of the peer, and returns it. A message that has arrived is returned even after the
+  /// deadline. Throws Error{kTimeout | kPeerFailed | kCorrupt}. `others` are links of the same type to other peers;
+  /// null entries are skipped. When one of these peers reports a failure during the wait, throws that failure, with
+  /// kPeerFailed in place of kTimeout.
   virtual ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) = 0;
-  /// Returns why the peer has given up or is gone; nullopt while it may still answer. Does not wait; messages that this
-  /// reads are kept for receive(). A peer that has left in good order has done its part of the running collective; it
-  /// counts as gone only after a short time, in which the collective may end.
+  /// Returns why the peer has given up or is gone; nullopt while it may still answer. Does not wait. Messages that it
+  /// reads from the peer are kept for receive(). A peer that has sent kLeave counts as gone only after a short time,
+  /// because the running collective may still end without it.
   virtual std::optional<std::string> given_up() = 0;
   /// Waits until the peer has received all sent messages, or until the deadline. Called after the last send().
   virtual void linger(Deadline deadline) noexcept = 0;
@@ -84,8 +85,8 @@ Bytes abort_body(const Error& error);
 Error abort_of(const ControlMessage& message);
 /// Returns the first kAbort message among `waiting`, or null.
 const ControlMessage* find_abort(const std::deque<ControlMessage>& waiting);
-/// Throws the error of a kAbort message among `waiting`, the messages from the peer `name`; returns when there is none.
-/// For waits for another peer.
+/// Called during a wait for another peer. `waiting` are the unread messages from the peer `name`. If one of them is a
+/// kAbort message, throws its error, with kPeerFailed in place of kTimeout; otherwise does nothing.
 void throw_if_aborted(const std::deque<ControlMessage>& waiting, const std::string& name);
 
 /// Returns text from a peer in a form that is safe in logs: cut to a bounded length, with non-printable characters

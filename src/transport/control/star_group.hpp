@@ -34,7 +34,8 @@ struct SplitChoice {
   std::int32_t key = 0;
 };
 
-/// Returns the ranks that chose `color`, ordered by key, then by rank. `choices` has the choice of each rank.
+/// Returns the ranks that chose `color`, ordered by key, then by rank. `choices` has the choice of each rank, indexed
+/// by rank.
 std::vector<int> ranks_of_color(const std::vector<SplitChoice>& choices, int color);
 
 /// The children of a control channel, made by split(), that still exist. When the channel gives up, its children give
@@ -60,12 +61,13 @@ inline constexpr std::chrono::milliseconds kLingerTimeout{200};
 /// other ranks in time.
 Deadline close_of_step(Deadline deadline);
 
-/// Collectives of one rank of a control channel, over links to the hub or to the members.
+/// The collectives of a control channel, as one rank runs them. Rank 0 is the hub, with a link to each other rank. The
+/// other ranks are the members, each with one link to the hub.
 class StarGroup {
  public:
-  /// Creates a group without links. `who` begins the context of every error: "rendezvous". If `any_thread` is true, any
-  /// thread may send on the links, and abort() tells the peers itself. If it is false, the next call of the thread that
-  /// uses the group tells them.
+  /// Creates a group without links. `who`, such as "rendezvous", begins the context of every error. `max_blob_bytes` is
+  /// the maximum bytes of one rank's part in a collective. If `any_thread` is true, any thread may send on the links,
+  /// and abort() tells the peers itself. If it is false, the next call of the thread that uses the group tells them.
   StarGroup(std::string who, int rank, int size, std::uint64_t max_blob_bytes, bool any_thread);
   ~StarGroup();
   StarGroup(const StarGroup&) = delete;
@@ -79,7 +81,7 @@ class StarGroup {
   /// once, the hub one part at a time.
   std::uint64_t max_body_bytes() const noexcept;
 
-  /// Sets the links of the hub: one to each of ranks 1 to size - 1, indexed by rank.
+  /// Sets the links of the hub to the members, indexed by rank; entry 0 is null.
   void connect_members(std::vector<std::unique_ptr<Link>> members);
   /// Sets the link of a member to the hub.
   void connect_hub(std::unique_ptr<Link> hub);
@@ -92,17 +94,20 @@ class StarGroup {
   int agree(int status, int coordinator, Deadline deadline);
   void abort(const std::string& reason) noexcept;
   std::optional<std::string> aborted() noexcept;
-  /// Makes this group a child of another group. whole() returns why the parent is broken; nullopt while it is not.
-  /// Waiting calls check it at intervals.
+  /// Makes this group a child of another group. whole() returns why the parent is broken, or nullopt while it is not.
+  /// Waiting calls of this group call it at intervals, and throw once it returns a reason.
   void set_parent(std::function<std::optional<std::string>()> whole) { token_.set_parent(std::move(whole)); }
   /// Tells every peer that this rank has done its part, unless the group is broken. Called before destruction.
   void send_close(Deadline deadline) noexcept;
-  /// Tells the peers of an earlier abort() that was left to the next call. Called before destruction.
+  /// Tells the peers about an earlier abort() that could not tell them itself (see `any_thread` of the constructor).
+  /// Called before destruction.
   void settle_abort() noexcept;
 
   /// Sends a message on every link. After trying all links, throws the first failure, unless the message is a kAbort.
   void tell_all(MessageType type, std::span<const std::byte> body, Deadline deadline);
-  /// Returns the body of the peer's next message, which must be of type `type`. `others` is as in Link::receive.
+  /// Waits for the next message of the peer, and returns its body. Throws Error{kGroupMismatch} when the message is not
+  /// of type `type`, and the peer's error when the peer gives up. While it waits, it also watches the links `others`
+  /// for failures, as Link::receive does.
   static Bytes expect(Link& peer, MessageType type, Deadline deadline,
                       std::span<const std::unique_ptr<Link>> others = {});
 
@@ -116,14 +121,15 @@ class StarGroup {
   std::string context(const char* phase) const;
   template <class Body>
   auto guard(const char* phase, const Body& body);
-  /// Ends the call of the cancellation token, and tells the peers of a cancellation that was requested meanwhile.
+  /// Ends the call of the cancellation token. If a cancellation was requested meanwhile, tells the peers its reason.
   void leave() noexcept;
   void break_with(const Error& error) noexcept;
-  /// Returns the body of one message of this type from every member, by rank. When members are silent at the deadline,
-  /// throws Error{kTimeout} that names them, at most 20.
+  /// Called on the hub: waits for one message of type `type` from every member, and returns their bodies, indexed by
+  /// rank; entry 0 is empty. When members are silent at the deadline, throws Error{kTimeout} that names at most 20 of
+  /// them.
   std::vector<Bytes> collect(MessageType type, Deadline deadline);
-  /// Called on the hub: returns the blobs of all ranks, in the order of ranks; `own` is that of the hub. Throws
-  /// Error{kUsage} for a blob that is too large.
+  /// Called on the hub: waits for the blob of every member, and returns the blobs of all ranks, indexed by rank. `own`
+  /// is the hub's blob. Throws as collect() does, but a little before `deadline` (close_of_step).
   std::vector<Bytes> collect_blobs(MessageType type, std::span<const std::byte> own, Deadline deadline);
   void require_blob(std::span<const std::byte> own) const;
   void deliver_decision(std::int32_t worst, int decided_by, Deadline deadline);

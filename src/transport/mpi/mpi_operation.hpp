@@ -32,8 +32,8 @@ struct MpiOperation {
   MpiOperation* next_abandoned = nullptr;
 };
 
-/// What a rank waits for, which decides how it polls. A waiting rank polls at first, then yields, because there are
-/// often more ranks than cores.
+/// Reason why a rank waits, which decides how it polls. A waiting rank first polls without pauses, then yields its core
+/// between polls, because there are often more ranks than cores, and then sleeps between polls.
 enum class Pace {
   kMoving,  ///< Data is being transferred, which MPI does only while it is polled.
   kIdle,    ///< A peer is computing and should get the core.
@@ -43,7 +43,8 @@ enum class Pace {
 /// requests are complete, and false at the deadline. Throws Error{kPeerFailed} if MPI reports an error. Calls
 /// look_up(), if given, between polls, and throws what it throws.
 bool wait_all(MpiOperation& operation, Deadline deadline, Pace pace, const std::function<void()>& look_up = {});
-/// Polls request number `index` of the operation once. Returns true when the request is complete.
+/// Polls request number `index` of the operation once, and returns true when the request is complete. Throws
+/// Error{kPeerFailed} if MPI reports an error.
 bool test_one(MpiOperation& operation, std::size_t index);
 
 /// Makes the pauses between the polls of one wait, which grow with the time waited.
@@ -81,11 +82,11 @@ class MpiCommunicator {
   MPI_Comm handle() const noexcept { return communicator_; }
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
-  /// Keeps the communicator from being freed, because operations on it are still running.
+  /// Makes the destructor leave the communicator open, because operations on it are still running.
   void leave_behind() noexcept { left_ = true; }
 
   static constexpr int kTransportTag = 0;
-  /// First tag that this rank has not used. A channel made by split() gets the largest next_tag of its ranks.
+  /// Lowest tag that this rank has not used yet. A channel that split() makes gets the largest next_tag of its ranks.
   int next_tag = 1;
 
  private:
@@ -100,8 +101,8 @@ class MpiCommunicator {
 /// control channel.
 std::shared_ptr<MpiCommunicator> communicator_of(const ControlChannel& control);
 
-/// Creates an MPI transport over `control` with limits of the caller's own. Every rank must give the same
-/// `piece_bytes`.
+/// Creates an MPI transport over `control` that has these limits in place of the defaults. `limits.piece_bytes` must be
+/// the same on every rank.
 std::unique_ptr<Transport> make_mpi_transport(std::shared_ptr<ControlChannel> control, const WireLimits& limits);
 
 }  // namespace sparsecast

@@ -21,22 +21,24 @@ namespace sparsecast {
 /// One call of exchange_heads() or broadcast_frames(): the transfers of a round, and the state of the call.
 class NcclRound {
  public:
-  /// Begins a call for these transfers; `phase` names the call in errors. Throws Error{kUsage} for transfers that
-  /// cannot be one round.
+  /// Begins a call for these transfers; `phase` names the call in errors. Throws Error{kUsage} for a transfer without
+  /// an NCCL channel, with a source that is no rank of the channel, or with an impossible head_room, and for channels
+  /// that were not split or reformed from one another.
   NcclRound(std::span<FrameTransfer> transfers, const char* phase, Deadline deadline);
 
   void exchange_heads();
   void broadcast_frames();
 
  private:
-  /// A transfer of the round to or from other ranks.
+  /// A transfer of the round, in a group of at least two ranks.
   struct Part {
     FrameTransfer* transfer = nullptr;
     NcclGroup* group = nullptr;
     bool sends = false;
-    std::byte* d_data = nullptr;  ///< Memory from which, or into which, NCCL broadcasts the transfer in this call.
+    /// Memory of the bytes that NCCL broadcasts in this call: sent from here, or received here.
+    std::byte* d_data = nullptr;
   };
-  /// A part of a transfer's byte range that passes through a staging buffer.
+  /// A part of a transfer's byte range that is copied through a staging buffer at once.
   struct HostPart {
     const Part* part = nullptr;
     std::uint64_t at = 0;
@@ -55,7 +57,8 @@ class NcclRound {
   void hand_over_frames();
   std::vector<HostPart> host_parts(bool sending) const;
 
-  /// Broadcasts bytes_of(part) bytes at Part::d_data of each part, from its source, in one grouped launch.
+  /// Runs one broadcast per part in one grouped launch: bytes_of(part) bytes at Part::d_data, from the source of the
+  /// part's transfer.
   template <class BytesOf>
   void broadcast_all(const BytesOf& bytes_of);
   void wait_event(void* event, const char* what);

@@ -200,8 +200,8 @@ bool NcclGroup::wake_up() noexcept {
   }
 }
 
-// Forming: rank info -> plan -> communicator -> registration. Every rank gets the rank info of all ranks before it
-// creates anything.
+// Forming: rank info -> plan -> communicator -> registration. Every rank gets the plan, which is made from the rank
+// info of all ranks, before it creates anything.
 
 namespace {
 

@@ -28,8 +28,8 @@ struct NcclRuntime {
 /// One NCCL communicator with its control channel and staging memory: the implementation of NcclTransport.
 class NcclGroup final : public FrameChannel {
  public:
-  /// Forms a new group over `control`, collectively, and returns it. `old` is the group that it replaces, or null; its
-  /// communicator is shrunk, grown or stopped, and it cannot be used afterwards.
+  /// Forms a new group over `control`, collectively, and returns it. `old` is the group that the new one replaces, or
+  /// null. The communicator of `old` is shrunk, grown or stopped, and `old` cannot be used afterwards.
   static std::unique_ptr<NcclGroup> form(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
                                          const NcclOptions& options, NcclGroup* old, Deadline deadline);
   ~NcclGroup() override;
@@ -49,14 +49,15 @@ class NcclGroup final : public FrameChannel {
 
  private:
   friend class NcclRound;
-  /// Function that copies `bytes` bytes between staging memory and host records, and continues where the last call
-  /// stopped.
+  /// Function that copies the next `bytes` bytes between staging memory and the host records. Each call continues where
+  /// the last call stopped.
   using CopyPiece = std::function<void(std::byte* h_staging, std::uint64_t bytes)>;
 
   NcclGroup(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control, const NcclOptions& options);
 
-  /// Runs body(), which uses all of `groups`, and returns its result. An exception from it breaks all of them and is
-  /// thrown; `phase` names the call in its context.
+  /// Runs body(), which uses all of `groups`, and returns its result. Throws Error{kPeerFailed} when one of the groups
+  /// is broken already. An exception of body() breaks all of the groups and is thrown; its context names the call,
+  /// `phase`.
   template <class Body>
   static auto guard(std::span<NcclGroup* const> groups, const char* phase, const Body& body);
   template <class Body>
@@ -77,13 +78,13 @@ class NcclGroup final : public FrameChannel {
   NcclRankInfo rank_info(const NcclGroup* old) const;
   void create(const FormationPlan& plan, NcclGroup* old, Deadline deadline);
   void shrink(NcclGroup& old, std::vector<int> lost, Deadline deadline);
-  /// Makes the communicator of this group by ncclCommGrow from that of `old`, which is null on a rank that joins. `id`
-  /// is null on ranks to which NCCL itself brings it from the coordinator.
+  /// Makes the communicator of this group from the communicator of `old`, by ncclCommGrow. `old` is null on a rank that
+  /// joins. `id` is the unique id from the coordinator, rank 0; it is null on ranks that get it from NCCL.
   void grow(NcclGroup* old, const ncclUniqueId* id, Deadline deadline);
   void register_staging(bool wanted, Deadline deadline);
 
-  /// Enqueues a broadcast by ncclBroadcast or, with the settings of the options, by ncclBroadcastConfig. Returns NCCL's
-  /// result.
+  /// Enqueues an in-place broadcast of `bytes` bytes, and returns NCCL's result. Calls ncclBroadcastConfig if the
+  /// options have settings for it and every rank has the function, otherwise ncclBroadcast.
   ncclResult_t enqueue(void* d_data, std::uint64_t bytes, int source) const;
   void issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline);
   /// Waits until ready() returns true, while watching all of `groups` for failures. `what` names the awaited event in
@@ -91,18 +92,18 @@ class NcclGroup final : public FrameChannel {
   template <class Ready>
   static void wait_for(std::span<NcclGroup* const> groups, const Ready& ready, Deadline deadline, const char* what);
   static void settle(std::span<NcclGroup* const> groups, Deadline deadline, const char* what);
-  /// Resumes those of `groups` that are suspended, collectively over the ranks of each. Must be called before every use
-  /// of NCCL.
+  /// Resumes the suspended groups among `groups`. All ranks of these groups must call it, before every use of NCCL.
   static void resume(std::span<NcclGroup* const> groups, Deadline deadline);
   void resume(Deadline deadline) {
     NcclGroup* const own = this;
     resume({&own, 1}, deadline);
   }
   bool wake_up() noexcept;
-  /// Begins to suspend those of `groups` whose options ask for it (NcclOptions::suspend_between_rounds).
+  /// Begins to suspend the groups that suspend between rounds (NcclOptions::suspend_between_rounds).
   static void suspend(std::span<NcclGroup* const> groups);
   void wait_event(void* event, Deadline deadline, const std::string& what);
-  /// Broadcasts the count table, which receivers check.
+  /// Broadcasts `table`, the count table of `source`. Other ranks receive the table in Staging::h_table and check it;
+  /// their own `table` is not used.
   void exchange_table(const CountTable& table, int source, Deadline deadline);
   /// Broadcasts the sizes of all records from `source`, and returns them on every rank.
   std::vector<std::uint64_t> exchange_sizes(std::vector<std::uint64_t> sizes, int source, Deadline deadline);
@@ -114,7 +115,8 @@ class NcclGroup final : public FrameChannel {
   std::shared_ptr<Staging> staging_;
   Watchdog watchdog_;
   ncclComm_t communicator_ = nullptr;
-  /// Memory to which NCCL may still write a communicator that is made from this one or, in a growth, this one itself.
+  /// Memory to which NCCL may still write a communicator: one that is made from this group's communicator or, during a
+  /// growth, this group's own one. Null when there is none.
   NewCommunicator made_;
   std::vector<void*> registrations_;
   NcclChannelReport report_;

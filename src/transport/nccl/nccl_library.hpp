@@ -78,8 +78,8 @@ struct NcclFunctions {
   bool has_suspend() const { return comm_suspend && comm_resume; }
 };
 
-/// Returns the configuration of a non-blocking communicator, whose calls can be stopped at any point. `max_ctas` is its
-/// maximum number of CTAs; 0: NCCL chooses.
+/// Returns the configuration of a non-blocking communicator, whose calls can be stopped at any point. `max_ctas` is the
+/// communicator's maximum number of CTAs; 0: NCCL chooses.
 inline ncclConfig_t nonblocking_config(int max_ctas) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -96,14 +96,16 @@ struct NcclLibrary {
 
 /// Loads an NCCL library, and returns its functions and description. `requested` is the file to load; if it is empty,
 /// takes an NCCL that is already loaded, or else searches for one. Never unloads the library, because NCCL has its own
-/// threads. Throws Error{kUnsupported}.
+/// threads. Throws Error{kUnsupported} if there is no library, or it is too old or lacks a required function.
 NcclLibrary load_nccl(const std::string& requested);
 
-/// Returns the options with settings from the environment where they are not set (see NcclOptions). Throws
-/// Error{kUsage} that names a variable with a bad value.
+/// Returns the options with the settings of the environment: SPARSECAST_NCCL_BROADCAST_CTAS if `broadcast_ctas` is 0,
+/// and SPARSECAST_NCCL_SUSPEND, which can only switch suspending on. Throws Error{kUsage} that names a variable with a
+/// bad value.
 NcclOptions with_environment(NcclOptions options);
 
-/// Returns the NCCL library of the process. The first call loads it according to the environment.
+/// Returns the NCCL library of the process. The first call loads it: the file that SPARSECAST_NCCL_LIBRARY names, or
+/// one that is found (load_nccl). Throws as load_nccl() does; a later call then tries again.
 const NcclLibrary& process_nccl();
 
 }  // namespace sparsecast

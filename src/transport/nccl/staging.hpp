@@ -17,8 +17,8 @@
 
 namespace sparsecast {
 
-/// Claim of the thread that makes this object to issue all NCCL operations for a device while the object exists. The
-/// constructor throws Error{kUsage} while another thread has the claim.
+/// Reserves a device for the thread that makes this object: while the object exists, only this thread may issue NCCL
+/// operations for the device. The constructor throws Error{kUsage} if another thread has reserved the device.
 class IssuingThread {
  public:
   IssuingThread(const DeviceApi& api, int device);
@@ -37,11 +37,11 @@ class IssuingThread {
 struct StagingHalf {
   void* d_data = nullptr;
   std::byte* h_data = nullptr;  ///< Pinned host memory.
-  /// Event after which the half holds a piece (on a receiver), or is free again (on the source).
+  /// Event after which the half holds a received piece (on a receiver), or may be filled again (on the source).
   void* arrived = nullptr;
 };
 
-/// Memory whose size is the largest that was requested so far.
+/// Memory that grows to the largest size requested so far, and never shrinks until release().
 class GrowingMemory {
  public:
   enum class Place { kDevice, kPinned, kDeviceElsePinned };
@@ -61,18 +61,19 @@ class GrowingMemory {
 
 class Staging {
  public:
-  /// Allocates two staging halves of `bytes` bytes. If `nccl_memory` is true, device memory comes from ncclMemAlloc or,
-  /// if that fails, from the CUDA runtime.
+  /// Allocates two staging halves of `bytes` bytes each on `device`; a negative number means the current device. If
+  /// `nccl_memory` is true, device memory comes from ncclMemAlloc or, if that fails, from the CUDA runtime. Throws
+  /// Error{kUsage} if another thread issues NCCL operations for the device.
   Staging(DeviceApi& api, const NcclFunctions& nccl, int device, std::uint64_t bytes, bool nccl_memory);
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
   /// Makes the device current while the returned guard exists. Throws Error{kUsage} unless this is the issuing thread.
-  /// Every public call of a channel begins with it.
+  /// Every public call of a channel must begin with enter().
   [[nodiscard]] DeviceApiGuard enter();
-  /// Waits a bounded time for all work on the streams. Returns true when it has ended, and false when it has not: then
-  /// no memory that the work uses is safe to touch.
+  /// Waits at most 5 s for all work on `stream`. Returns true when it has ended, and false when it may still run: then
+  /// the memory that the work uses must not be touched.
   bool becomes_idle() noexcept;
 
   DeviceApi& api() const noexcept { return api_; }
@@ -87,10 +88,10 @@ class Staging {
   void* table_arrived = nullptr;
   void* ready = nullptr;
 
-  // Memory of rounds (round.hpp).
+  // Memory of rounds (nccl_frames.hpp).
   GrowingMemory d_heads{GrowingMemory::Place::kDevice};
   GrowingMemory h_heads{GrowingMemory::Place::kPinned};
-  /// Device memory or, where there is none, pinned host memory, to which NCCL can write as well.
+  /// Device memory or, when no device memory is left, pinned host memory, to which NCCL can write as well.
   GrowingMemory scratch{GrowingMemory::Place::kDeviceElsePinned};
 
  private:

@@ -19,17 +19,17 @@ class GroupAcceptor {
                 std::uint64_t max_body_bytes);
 
   /// Accepts members until all ranks are connected. Returns the links to them, indexed by rank. Throws Error{kTimeout |
-  /// kGroupMismatch | kPeerFailed} (the last if the meeting is cancelled or the parent group has failed), after telling
-  /// the reason to the members that are already connected.
+  /// kGroupMismatch | kPeerFailed} after telling the reason to the members that are already connected. kPeerFailed
+  /// means that the meeting is cancelled, the thread is interrupted, or the parent group has failed.
   std::vector<std::unique_ptr<Link>> gather(Deadline deadline);
-  /// Returns the last few rejected connections, each with its address and the reason.
+  /// Returns a text for each of the last few connections that were rejected or lost: its address and the reason.
   const std::vector<std::string>& turned_away() const noexcept { return turned_away_; }
 
  private:
   void admit(Authenticated& peer);
   void drop_disconnected();
-  /// Throws Error{kPeerFailed} when the meeting is cancelled or the thread is interrupted. Once the time `look` has
-  /// come, also throws when the parent group has failed; when it has not, sets `look` to the time of the next such
+  /// Throws Error{kPeerFailed} when the meeting is cancelled or the thread is interrupted. From the time `look` on,
+  /// also checks the parent group: throws when it has failed, and otherwise sets `look` to the time of the next such
   /// check.
   void check_cancelled(Deadline& look);
   std::vector<int> missing() const;

@@ -63,13 +63,13 @@ struct Authenticated {
   std::unique_ptr<Connection> connection;
 };
 
-/// Authenticates peers on rank 0, any number of connections at once. Connections cannot delay one another: each has a
-/// few seconds, and a place in a bounded list that drops the oldest.
+/// Authenticates peers on rank 0, many connections at once. Connections cannot delay one another: each has at most 10 s
+/// for its handshake, and the list of unfinished handshakes is bounded and drops the oldest one.
 class Acceptor {
  public:
   Acceptor(const Socket& listener, const SecretKey& key, int size, std::uint64_t max_body_bytes);
 
-  /// Waits until one of its sockets is active or one of the descriptors `others` is readable, but at most
+  /// Waits until a connection of the acceptor has news or one of the descriptors `others` is readable, but at most
   /// kInterruptInterval, and not beyond the deadline. Returns the peers that are authenticated by then, possibly none.
   std::vector<Authenticated> wait(const std::vector<int>& others, Deadline deadline);
   const std::vector<std::string>& turned_away() const noexcept { return turned_away_; }
@@ -103,8 +103,11 @@ class Acceptor {
   std::vector<std::string> turned_away_;
 };
 
-/// Returns a connection to rank 0, after connecting and authenticating with `key`. Tries again while nobody listens;
-/// throws the errors of Rendezvous::meet.
+/// Connects to rank 0, authenticates with `key`, and returns the connection. Tries again while nobody listens, until
+/// the deadline or, if it is set, for the time options.reach_timeout. Throws Error{kTimeout} when rank 0 is not
+/// reached, kUnauthenticated for another secret, kUnsupported for another protocol version, kCorrupt for a foreign
+/// program at the port, kPeerFailed when the meeting is cancelled, and kIo or kUsage for a host or an interface that
+/// cannot be used.
 std::unique_ptr<Connection> connect_to_hub(const RendezvousOptions& options, const SecretKey& key,
                                            std::uint64_t max_body_bytes, Deadline deadline);
 

@@ -37,15 +37,15 @@ class SecretKey {
 
 /// Returns 32 random bytes.
 Nonce fresh_nonce();
-/// Returns the key of a group's secret. Throws Error{kUnsupported} without libsodium, Error{kUsage} for a secret that
-/// is too short.
+/// Returns the key that belongs to a group's secret. Throws Error{kUnsupported} in a build without libsodium, and
+/// Error{kUsage} for a secret that is too short.
 SecretKey key_from_secret(const std::string& secret);
 /// Returns the HMAC, under `key`, of `label`, a zero byte and `transcript`.
 Proof prove(const SecretKey& key, std::string_view label, std::span<const std::byte> transcript);
 /// Returns true when two proofs are equal; compares them in constant time.
 bool same_proof(const Proof& a, const Proof& b);
-/// Returns the key of one direction of a connection: `label` names the direction, and `transcript` are the messages of
-/// the handshake.
+/// Returns the key of one direction of a connection. `label` names the direction, and `transcript` holds the messages
+/// of the handshake.
 SecretKey derive(const SecretKey& key, std::string_view label, std::span<const std::byte> transcript);
 
 /// One direction of an encrypted connection. The nonce is a counter, so the receiver must decrypt messages in the order

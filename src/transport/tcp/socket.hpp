@@ -63,19 +63,21 @@ class Socket {
   int descriptor_ = -1;
 };
 
-/// Returns a socket that listens on the address. It and the connections that it accepts have this congestion control
-/// (set_congestion_control()). Throws Error{kIo | kUsage} naming the address, or the congestion control.
+/// Returns a socket that listens on the address. `congestion` names the TCP congestion control of the socket and of the
+/// connections that it accepts; empty: the system's default. Throws Error{kIo | kUsage} that names the address, or
+/// Error{kUsage} that names the congestion control.
 Socket listen_on(const SocketAddress& address, const std::string& congestion = {});
 /// Returns the socket of a new connection, or nullopt when no connection is pending; does not wait.
 std::optional<Socket> accept_one(const Socket& listener);
 /// Returns a socket that is connected to `address`. Returns nullopt, and sets `why` to the reason, when the connection
 /// is refused, unreachable or not answered by the deadline. `from` is the local address to connect from; null: the
-/// system chooses. Throws Error{kUsage} for a `from` that this machine does not have, and as set_congestion_control().
+/// system chooses. `congestion` is as for listen_on(). Throws Error{kUsage} for a `from` or a congestion control that
+/// this machine does not have.
 std::optional<Socket> connect_to(const SocketAddress& address, const SocketAddress* from, Deadline deadline,
                                  std::string& why, const std::string& congestion = {});
 
-/// Returns the timeout for poll(2): at least 0 and at most kInterruptInterval, so that a waiting loop checks for
-/// interrupts and its parent.
+/// Returns the timeout for one poll(2), in milliseconds: the time to `deadline`, but at least 0 and at most
+/// kInterruptInterval, so that a waiting loop can check for interrupts and for a failure of its parent.
 int poll_milliseconds(Deadline deadline);
 
 }  // namespace sparsecast

@@ -27,7 +27,7 @@ UniqueId pack_unique_id(const UniqueIdContent& content);
 /// Returns the content of a unique id. Throws Error{kCorrupt} for bytes that are not a unique id.
 UniqueIdContent parse_unique_id(const UniqueId& id);
 
-/// Returns a secret as text, for RendezvousOptions::secret.
+/// Returns the bytes of a secret as a string, the type of RendezvousOptions::secret.
 std::string secret_text(const Nonce& secret);
 
 }  // namespace sparsecast
