@@ -29,8 +29,8 @@ struct AnchorRoles {
 };
 
 /// Takes part, in this rank's `roles`, in all transfers of the plan of `wire`, in their order; collective. The
-/// transfers bring `version` to the engines. Only the frames' checksums verify the written bytes; the caller then
-/// verifies the digest. A failure leaves the memory half-written.
+/// transfers bring the weights of `version` to the engines. Only the checksums of the frames verify the written bytes;
+/// the caller must then verify the digest. A failure leaves the engine's memory half-written.
 void exchange_anchor(GroupTransports& wire, const AnchorRoles& roles, std::uint64_t version,
                      const EncodeOptions& options, Deadline deadline);
 
@@ -46,7 +46,7 @@ class GroupPlace {
   /// Returns the group. Throws Error{kUsage} before the first regroup, Error{kPeerFailed} after a regroup that failed.
   ShardedGroup& group() const;
   void join(std::shared_ptr<ShardedGroup> group) noexcept { group_ = std::move(group); }
-  /// Leaves the group; the next call has to be a regroup. `regroups` says that this regroup has begun.
+  /// Leaves the group; the next call must be a regroup. `regroups` is true when this regroup has already begun.
   void leave(bool regroups = false) noexcept {
     group_.reset();
     left_ = regroups;
@@ -62,24 +62,25 @@ class GroupPlace {
 /// State of an engine rank that stays when its group is replaced.
 class EngineMember {
  public:
-  /// Creates the member of rank `rank` of `layout`; `memory` is that of the rank's local tensors, and `engine` the name
-  /// of the engine.
+  /// Creates the member of rank `rank` of `layout`, the layout of the engine named `engine`. `memory` has the rank's
+  /// local tensors.
   EngineMember(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                std::shared_ptr<ShardMemory> memory, ShardedOptions options);
 
-  /// Returns what this rank tells about itself in a meeting.
+  /// Returns the message of this rank about itself for meet().
   RankInfo rank_info() const;
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
 
-  /// Called in a regroup, after the meeting: settles an attempt in doubt by the coordinator's decision, which the
-  /// meeting has brought.
+  /// Called in a regroup, after meet(). Settles an attempt in doubt: commits it if the coordinator has committed its
+  /// version (Meeting::version), otherwise rolls it back.
   void on_regrouped(const Meeting& meeting, int world_rank);
   ShardMemory& memory() const noexcept { return *memory_; }
-  /// Makes the subscriber of the plan's routes to this rank, which reads their elements for the digests.
+  /// Makes the subscriber for the routes of the plan that this rank receives. This reads all elements of the routes,
+  /// for their digests.
   void build(const FanoutPlan& plan, int world_rank, const Meeting& meeting);
   /// Throws Error{kWrongBase} unless every destination of the transfer on this rank has the digest that its route
-  /// starts from. `records` are those digests, from base_records() of the source, and `source` is the name of the
-  /// source.
+  /// starts from. `records` has the digest of each route, as base_records() of the source returns it. `source` is the
+  /// name of the source, for errors.
   void check_bases(const Transfer& transfer, const std::vector<Bytes>& records, const std::string& source);
   /// Records that this engine holds the committed version, which the digests have verified.
   void accept_base() noexcept {
@@ -97,12 +98,14 @@ class EngineMember {
   void mark_in_doubt() noexcept { in_doubt_ = true; }
   /// Returns the version number of the attempt in doubt; 0: none.
   std::uint64_t in_doubt() const noexcept { return in_doubt_ ? last_attempt_ : 0; }
-  /// Implements ShardedSubscriber::settle.
+  /// Implements ShardedSubscriber::settle: commits the attempt in doubt, or rolls it back when `committed` is false.
+  /// Does nothing when there is none. Throws Error{kDirty} when the memory could not be rolled back.
   void settle_doubt(bool committed);
 
   /// Returns this rank's number in the layout.
   std::size_t rank() const noexcept { return rank_; }
-  /// Implements ShardedSubscriber::replace.
+  /// Implements ShardedSubscriber::replace: gives this rank another layout and other local tensors. Throws
+  /// Error{kUsage} while an attempt is in doubt.
   void replace(std::shared_ptr<const Layout> layout, std::shared_ptr<ShardMemory> memory);
   std::uint64_t audit_next();
   void audit();
@@ -117,56 +120,58 @@ class EngineMember {
   std::shared_ptr<ShardMemory> memory_;
   ShardedOptions options_;
   std::uint64_t version_;
-  /// Number of the last attempt; while the attempt is in doubt, this is the applied version.
+  /// Version number of the last attempt. While this attempt is in doubt, the memory holds its version.
   std::uint64_t last_attempt_;
   bool in_doubt_ = false;  ///< True when the last attempt is applied, and the decision was not received.
   bool needs_anchor_;
   DestinationRoutes routes_;
 
  public:
-  GroupPlace place;  ///< The member's group; the last field, so that the group ends before the fields that it uses.
+  GroupPlace
+      place;  ///< The member's group. It is the last field, so that it is destroyed before the fields that it uses.
 };
 
 /// State of a trainer rank that stays when its group is replaced.
 class TrainerMember {
  public:
-  /// Creates the member of rank `rank` of `layout`; `memory` is that of the rank's local tensors.
+  /// Creates the member of rank `rank` of `layout`, the layout of the trainer. `memory` has the rank's local tensors.
   TrainerMember(std::shared_ptr<const Layout> layout, std::size_t rank, std::shared_ptr<ShardMemory> memory,
                 ShardedOptions options);
 
-  /// Returns what this rank tells about itself in a meeting. Throws Error{kDirty} when the content of the snapshot is
+  /// Returns the message of this rank about itself for meet(). Throws Error{kDirty} when the content of the snapshot is
   /// unknown.
   RankInfo rank_info() const;
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
   const std::shared_ptr<const Layout>& next_layout() const noexcept { return next_layout_; }
 
-  /// Called in a regroup, after the meeting: settles an attempt in doubt by the coordinator's decision, which the
-  /// meeting has brought.
+  /// Called in a regroup, after meet(). Settles an attempt in doubt: commits it if the coordinator has committed its
+  /// version (Meeting::version), otherwise rolls it back.
   void on_regrouped(const Meeting& meeting);
-  /// Makes the publisher of the plan's routes that this rank sends.
+  /// Makes the publisher of the routes of the plan that this rank sends.
   void build(const FanoutPlan& plan, int world_rank);
   ShardSnapshot& snapshot() noexcept { return snapshot_; }
   const EncodeOptions& encode_options() const noexcept { return options_.encode; }
-  /// Proposes the layout that the new plan implies (mark_bases). adopt() or forget_plan() must follow; until then this
-  /// rank reports both layouts.
+  /// Proposes the new plan: `marked` is the trainer's layout once the plan is in force (mark_bases). adopt() or
+  /// forget_plan() must follow; until then rank_info() reports both layouts.
   void propose(std::shared_ptr<const Layout> marked) { next_layout_ = std::move(marked); }
   /// Puts the proposed plan in force.
   void adopt();
   /// Drops the proposed plan.
   void forget_plan() { next_layout_.reset(); }
 
-  /// Returns, as records, the digests that the routes of a transfer start from. The receivers compare them in
-  /// check_bases().
+  /// Returns one record for each route of the transfer: the digest that the route starts from. The receivers compare it
+  /// in EngineMember::check_bases().
   std::vector<Bytes> base_records(const Transfer& transfer);
-  /// Returns the digests of this rank's routes at the committed version, for the vote.
+  /// Returns the sums of this rank's route digests at the committed version, for Vote::promised: a sum for each engine,
+  /// then the sum for all tensors.
   std::vector<StateDigest> base_digests(const FanoutPlan& plan) const;
 
   const SourceRoutes& routes() const noexcept { return routes_; }
   void begin_attempt() noexcept { ++last_attempt_; }
-  /// Checks the published deltas. When options.report_tensors is set, also fills in the statistics of each tensor in
-  /// `report`, over all routes.
+  /// Throws Error{kUsage} unless the published deltas are those of the current attempt. When options.report_tensors is
+  /// set, also fills in the statistics of each tensor in `report`, over all routes.
   void describe(const FanoutPlan& plan, ShardedReport& report);
-  /// Returns the digests of this rank's routes after the current attempt, for the vote.
+  /// Returns the same sums as base_digests(), but of the digests that the routes reach by the current attempt.
   std::vector<StateDigest> result_digests(const FanoutPlan& plan) const;
   /// Commits the attempt, or rolls it back when `committed` is false.
   void settle(bool committed);
@@ -178,20 +183,22 @@ class TrainerMember {
   StateDigest digest;  ///< Digest of all tensors at the committed version.
 
  private:
-  std::shared_ptr<const Layout> layout_;  ///< Layout with the bases of the plan in force.
+  /// Layout of the trainer for the plan in force: it marks the elements that have a base (mark_bases).
+  std::shared_ptr<const Layout> layout_;
   /// Layout of a proposed plan whose decision this rank has not received; null: none.
   std::shared_ptr<const Layout> next_layout_;
   std::size_t rank_;
   ShardedOptions options_;
   ShardSnapshot snapshot_;
   std::uint64_t version_;
-  std::uint64_t last_attempt_;  ///< Number of the last attempt, and of the pending deltas if there are any.
+  std::uint64_t last_attempt_;  ///< Version number of the last attempt, and of the pending deltas if there are any.
   bool in_doubt_ = false;       ///< True when deltas are pending because the decision was not received.
   bool snapshot_lost_ = false;  ///< True when a commit or an abort failed while it updated the snapshot.
   SourceRoutes routes_;
 
  public:
-  GroupPlace place;  ///< The member's group; the last field, so that the group ends before the fields that it uses.
+  GroupPlace
+      place;  ///< The member's group. It is the last field, so that it is destroyed before the fields that it uses.
 };
 
 /// Members of the group on a rank: the trainer's, an engine's, or both. At least one pointer is not null.
@@ -203,7 +210,8 @@ struct Roles {
 /// One group of trainer and engines, on one rank, and its attempt at the next version.
 class ShardedGroup final : private SyncAttempt {
  public:
-  /// Forms a new group, collectively, as ShardedPublisher::regroup does. The members in `roles` leave their group, and
+  /// Forms a new group of all ranks of `control`, collectively, as ShardedPublisher::regroup does. `open` opens the
+  /// channels of the plan's groups; `timeout` is for the whole call. The members in `roles` leave their old group, and
   /// join the new group once it is formed.
   static void form(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
                    std::chrono::milliseconds timeout);
@@ -213,11 +221,14 @@ class ShardedGroup final : private SyncAttempt {
   ~ShardedGroup() override = default;
   ShardedGroup(const ShardedGroup&) = delete;
   ShardedGroup& operator=(const ShardedGroup&) = delete;
-  /// Performs a whole sync, collectively, as ShardedPublisher::sync does, and returns its report.
+  /// Performs a whole sync, begin() and finish(), collectively: brings the trainer's current weights to all engines as
+  /// a new version. Returns the report of this rank. Throws as ShardedPublisher::sync does.
   ShardedReport sync(const Roles& roles, std::chrono::milliseconds timeout);
-  /// Performs the first half of a sync, up to the vote that all ranks have staged; see ShardedSubscriber::receive.
+  /// Performs the first half of a sync, until a vote shows that all ranks have staged everything. Only reads the
+  /// engines' weights (see ShardedSubscriber::receive).
   void begin(const Roles& roles, Deadline deadline);
-  /// Performs the second half of a sync; see ShardedSubscriber::apply.
+  /// Performs the second half of a sync: applies and verifies the staged deltas, waits for the decision, and returns
+  /// the report of both halves (see ShardedSubscriber::apply). Throws Error{kUsage} without a begin() before it.
   ShardedReport finish(const Roles& roles, Deadline deadline);
   const FanoutPlan& plan() const noexcept { return world_.plan(); }
 

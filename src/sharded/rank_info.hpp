@@ -20,34 +20,35 @@ struct RankInfo {
   Role role = Role::kEngine;
   std::string group;  ///< Name of the engine, or "trainer".
   std::uint32_t rank = 0;
-  Hash128 layout;  ///< Hash of the layout that the rank holds. That of rank 0 counts for its group.
-  /// Hash of the layout of a proposed plan, which replaces `layout` if rank 0 of the group has adopted the plan
-  /// already; zero: none.
+  Hash128 layout;  ///< Hash of the layout that the rank holds. The layout of rank 0 is the layout of its group.
+  /// Hash of the layout of a proposed plan; zero: none. It replaces `layout` if rank 0 of the group has already adopted
+  /// that plan.
   Hash128 next_layout;
-  std::uint64_t layout_bytes = 0;  ///< Size of the serialized layout; set by meet() on rank 0.
+  std::uint64_t layout_bytes = 0;  ///< Size of the serialized layout in bytes; set by meet() on rank 0 of a group.
   std::uint64_t version = 0;       ///< Version that this rank has verified.
   std::uint64_t in_doubt = 0;      ///< Version for which this rank voted without receiving the decision; 0: none.
   std::uint64_t last_attempt = 0;  ///< Highest version number of any attempt that this rank knows of.
   bool needs_anchor = false;
-  PlanOptions plan;  ///< Options of the plan; only those of the trainer's rank 0 are used.
+  PlanOptions plan;  ///< Options of the plan; only the options of the trainer's rank 0 are used.
 
-  /// Sets the hashes of the layouts; `next` may be null.
+  /// Sets `layout` and `next_layout` to the hashes of these layouts. If `next` is null, leaves `next_layout` as it is.
   void set_layouts(const Layout& current, const Layout* next);
 };
 
 /// Returns the roles of a rank, one or two, as bytes.
 Bytes pack_roles(const std::vector<RankInfo>& roles);
-/// Returns the roles in the output of pack_roles() of the rank named `peer`. Throws Error{kCorrupt} that names it, or
-/// Error{kGroupMismatch} for another version of the format.
+/// Returns the roles in `bytes`, the output of pack_roles() on the rank named `peer`. Throws Error{kCorrupt} that names
+/// this rank, or Error{kGroupMismatch} for another version of the format.
 std::vector<RankInfo> parse_roles(ConstBytes bytes, const std::string& peer);
-/// Joins the messages of all ranks, outputs of pack_roles() in the order of ranks, into one message. Consecutive ranks
+/// Joins `packed`, the outputs of pack_roles() of all ranks in the order of ranks, into one message. Consecutive ranks
 /// that differ only in their rank numbers, which go up by one, are stored once, so the size grows with the number of
-/// groups. Throws as parse_roles does.
+/// groups. Throws as parse_roles() does, naming the rank of the wrong output.
 Bytes join_roles(const std::vector<Bytes>& packed);
-/// Returns the roles of each of `ranks` ranks from the output of join_roles. Throws as parse_roles does.
+/// Returns the roles of each of `ranks` ranks from `bytes`, the output of join_roles(). Throws as parse_roles() does;
+/// errors name `peer`.
 std::vector<std::vector<RankInfo>> parse_joined_roles(ConstBytes bytes, std::size_t ranks, const std::string& peer);
 
-/// Participant of the regroup, the trainer or an engine.
+/// A participant of the regroup: the trainer, or an engine.
 struct MeetingParticipant {
   Participant participant;
   bool needs_anchor = false;
@@ -71,10 +72,10 @@ struct Meeting {
 };
 
 /// Exchanges the rank infos and the layouts of all ranks, and returns what all ranks then know. Collective over
-/// `world`. `own` are the roles of this rank. `layouts` are the layouts that this rank already has, so that it need not
-/// parse them: the current and the next ones of its roles. A layout that several groups share is sent once. Throws
-/// Error{kGroupMismatch} that names the ranks concerned: groups with missing, double or differing ranks, no trainer, a
-/// trainer rank without the committed version. Also throws the errors of the channel.
+/// `world`. `own` are the roles of this rank. `layouts` are the current and the next layouts of these roles, so that
+/// this rank need not parse them again. A layout that several groups share is sent once. Throws Error{kGroupMismatch}
+/// that names the ranks concerned: for groups with missing, double or differing ranks, for no trainer or two trainers,
+/// and for a trainer rank without the committed version. Also throws the errors of the channel.
 Meeting meet(ControlChannel& world, std::vector<RankInfo> own,
              const std::vector<std::shared_ptr<const Layout>>& layouts, Deadline deadline);
 

@@ -17,7 +17,7 @@ struct SourceRoutes {
   std::vector<std::uint32_t> numbers;         ///< Number, in the plan, of the route of each stream.
   std::unique_ptr<PublisherState> publisher;  ///< Null on a rank that sends nothing.
 
-  /// Returns the stream of a route, which must be one that this rank sends.
+  /// Returns the index of the stream of route number `route`, which this rank must send.
   std::size_t stream_of(std::uint32_t route) const;
   /// Returns the digest of each stream at the committed version.
   std::vector<StateDigest> base_digests() const;
@@ -26,7 +26,7 @@ struct SourceRoutes {
 /// A destination of a route on this rank.
 struct OwnDestination {
   std::uint32_t route = 0;
-  bool counted = false;  ///< Whether the route's digest is added to the engine's for this destination.
+  bool counted = false;  ///< Whether the digest of this destination is added to the engine's digest.
 };
 
 /// Routes that a rank receives: the delta streams of one subscriber. There is one stream for each destination on this
@@ -45,23 +45,25 @@ struct DestinationRoutes {
   StateDigest digest() const;
 };
 
-/// Creates the publisher of the routes that world rank `rank` sends. The base of each route is in `snapshot`.
+/// Creates the publisher of the routes that world rank `rank` sends. First prepares `snapshot` for them
+/// (ShardSnapshot::cover); it has the base of each route.
 SourceRoutes make_source_routes(const FanoutPlan& plan, int rank, ShardSnapshot& snapshot,
                                 const PublisherOptions& options);
-/// Creates the subscriber of the routes that world rank `rank` receives. Reads all elements of the routes, for their
-/// digests.
+/// Creates the subscriber of the routes that world rank `rank` receives into `memory`. Reads all elements of these
+/// routes, for their digests.
 DestinationRoutes make_destination_routes(const FanoutPlan& plan, int rank, ShardMemory& memory,
                                           const SubscriberOptions& options);
 
-/// Returns what a source adds to the digests that are voted on: to that of each engine of the plan, then to the digest
-/// of all tensors. `of_streams` has the digest of each stream of `routes`.
+/// Returns the part of one source in the digests that are voted on: a sum for each engine of the plan, then the sum for
+/// all tensors. `of_streams` has the digest of each stream of `routes`; a digest is added to each sum that counts its
+/// route.
 std::vector<StateDigest> source_digests(const FanoutPlan& plan, const SourceRoutes& routes,
                                         const std::vector<StateDigest>& of_streams);
 
 /// Returns the destinations of a route on world rank `rank`.
 std::vector<Destination> own_destinations(const Route& route, int rank);
-/// Returns views of a route's regions at one destination, in the local tensors of `memory`, parallel to the route's
-/// table.
+/// Returns a view of each region of the route at one destination, in the local tensors of `memory`. The views are
+/// parallel to the route's table.
 std::vector<TensorRef> destination_tensors(const FanoutPlan& plan, std::size_t route, const Destination& destination,
                                            const ShardMemory& memory);
 

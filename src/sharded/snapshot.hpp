@@ -18,28 +18,28 @@ namespace sparsecast {
 /// Returns the elements of `a` that are not in `b`, as disjoint boxes, at most two per dimension.
 std::vector<Box> subtract(const Box& a, const Box& b);
 
-/// Copy of the elements that a trainer rank sends, as the receivers hold them. Routes detect and refresh one after
-/// another, so each route needs its own old bits. Where a rank sends an element in several routes (engines with
-/// different cuts may have separate routes), the snapshot has several copies of the element, in layers.
+/// Copy of the elements that a trainer rank sends, with the bits that receivers hold. Each route finds its changes
+/// against its own copy and updates the copy, one route after another. Where a rank sends an element in several routes
+/// (engines with different cuts may have separate routes), the snapshot has several copies of the element, in layers.
 class ShardSnapshot {
  public:
-  /// Creates an empty snapshot of tensors of `memory`; its copies will lie in memory of MemoryBackend::allocate().
+  /// Creates an empty snapshot of the tensors of `memory`. Its copies will be allocated by MemoryBackend::allocate().
   explicit ShardSnapshot(std::shared_ptr<ShardMemory> memory) : memory_(std::move(memory)) {}
 
-  /// Prepares the snapshot for the routes that world rank `rank` sends under `plan`. Regions that the rank sends
-  /// already stay as they are. For new regions, receivers are assumed to hold the current bytes. Local tensors without
-  /// sent elements take no memory.
+  /// Prepares the snapshot for the routes that world rank `rank` sends under `plan`, the covered plan from here on.
+  /// Copies of regions that the rank sends already are kept. For new regions, receivers are assumed to hold the current
+  /// bytes. Local tensors without sent elements take no memory.
   void cover(const FanoutPlan& plan, int rank);
   /// Puts the plan of the last cover() in force. Until then the previous plan is in force, and its data is kept.
   void adopt();
 
-  /// Returns views of the regions of a route of the covered plan in the rank's tensors.
+  /// Returns a view of each region of a route, in the rank's current tensors. `plan` is the covered plan.
   std::vector<TensorRef> live(const FanoutPlan& plan, std::size_t route) const;
-  /// Returns views of the regions of a route of the covered plan in the snapshot.
+  /// Returns a view of each region of a route, in the snapshot. `plan` is the covered plan.
   std::vector<TensorRef> held(const FanoutPlan& plan, std::size_t route) const;
-  /// Returns views of the snapshot's bits for the regions of a route of an anchor's plan, which sends only elements
-  /// that the covered plan sends. A region that no single layer holds is put together in memory that is appended to
-  /// `scratch`, and is valid while `scratch` is.
+  /// Returns a view of each region of a route of `plan`, in the snapshot. `plan` is the plan of an anchor, which sends
+  /// only elements that the covered plan sends. A region that no single layer holds is put together in new memory; this
+  /// memory is appended to `scratch`, and the view is valid while it exists.
   std::vector<TensorRef> held_for_anchor(const FanoutPlan& plan, std::size_t route, std::vector<Allocation>& scratch);
 
   ShardMemory& memory() const noexcept { return *memory_; }
@@ -51,7 +51,8 @@ class ShardSnapshot {
   using Boxes = std::map<std::pair<std::string, std::uint32_t>, std::vector<Box>>;
 
   struct SnapshotLayer {
-    /// Copy of each local tensor, in which only sent elements count; null where nothing is sent.
+    /// Copy of each local tensor, in which only the sent elements have defined values; null for a tensor without sent
+    /// elements.
     std::vector<Allocation> copies;
     Boxes sent;     ///< Boxes sent under the plan in force.
     Boxes covered;  ///< Boxes sent under the proposed plan.

@@ -19,14 +19,14 @@ namespace sparsecast {
 /// Function that opens and returns the NCCL communicator of the whole world, over the world's control channel.
 using NcclWorldOpener = std::function<std::unique_ptr<NcclTransport>(std::shared_ptr<ControlChannel>, Deadline)>;
 
-/// Returns the opener that open_nccl_groups() returns, but over the communicator of the world that `open_world` opens;
-/// tests open a fake.
+/// Returns a function that opens the NCCL channels of a plan's groups, as open_nccl_groups() does, but from the
+/// communicator of the whole world that `open_world` opens. Tests let it open a fake.
 GroupOpener split_nccl_groups(NcclWorldOpener open_world);
 
-/// The open channels of those groups of a plan that this rank is in.
+/// The open channels of the groups of a plan that this rank is a member of.
 class GroupTransports {
  public:
-  /// Opens the channels by `open`; collective over `world`. `plan` must outlive the object.
+  /// Opens the channels of the plan's groups by `open`; collective over `world`. `plan` must outlive the object.
   GroupTransports(ControlChannel& world, const FanoutPlan& plan, const GroupOpener& open, Deadline deadline);
 
   const FanoutPlan& plan() const noexcept { return plan_; }
@@ -34,8 +34,8 @@ class GroupTransports {
   /// Returns the transfers that this rank takes part in, in the order of the plan.
   const std::vector<const Transfer*>& transfers() const noexcept { return transfers_; }
   bool is_source(const Transfer& transfer) const noexcept { return transfer.source == rank_; }
-  /// Returns transfers() in the form for a sync; `meeting` has the names of their sources. Their routes have no streams
-  /// yet.
+  /// Returns transfers() as SyncTransfers, with the names that `meeting` has for their sources. The streams of their
+  /// routes are not set yet.
   std::vector<SyncTransfer> sync_transfers(const Meeting& meeting) const;
   /// Runs one Transport::broadcast in the group of a transfer, from the transfer's source.
   void broadcast(const Transfer& transfer, std::vector<Bytes>& records, Deadline deadline);
@@ -49,9 +49,9 @@ class GroupTransports {
   std::vector<const Transfer*> transfers_;
 };
 
-/// Returns the ranks of a meeting as voters over `control`. Their votes are compared: for every engine, the promised
-/// digests must add up to the reached ones. Both arguments must outlive the result. With a null `control`, votes can
-/// only be counted.
+/// Returns the ranks of a meeting as voters over `control`. Their votes are compared: for every engine, the digests
+/// that the trainer's ranks promised and the digests that the engine's ranks reached must have the same sum. Both
+/// arguments must outlive the result. With a null `control`, votes can only be counted.
 Voters voters_of(const Meeting& meeting, ControlChannel* control = nullptr);
 
 /// All ranks of the trainer and its engines, with their plan and its channels, as one rank sees them.
@@ -71,11 +71,13 @@ class SyncWorld {
   void connect(const GroupOpener& open, Deadline deadline);
   const FanoutPlan& plan() const noexcept { return *plan_; }
   GroupTransports& wire() noexcept { return *wire_; }
-  /// Returns the layout that the trainer has once the plan is in force (mark_bases). The first call makes it.
+  /// Returns the trainer's layout once plan() is in force: it marks the elements whose bits at the receivers a rank
+  /// knows (mark_bases). The first call makes it.
   const std::shared_ptr<const Layout>& marked_layout();
 
-  /// Returns the plan that seeds the engines that hold no version yet, from the ranks that send under the current plan.
-  /// All ranks have then verified that their plans are equal. Null when every engine has a version.
+  /// Returns a plan that sends the committed version to the engines that have none yet; null when every engine has one.
+  /// Its sources are the ranks that send under plan(). Checks, collectively, that all ranks have made the same plan;
+  /// throws Error{kGroupMismatch} otherwise.
   std::unique_ptr<FanoutPlan> plan_of_anchor(Deadline deadline);
 
   Voters voters() { return voters_of(meeting_, control_.get()); }
