@@ -127,8 +127,8 @@ class EngineMember {
   DestinationRoutes routes_;
 
  public:
-  GroupPlace
-      place;  ///< The member's group. It is the last field, so that it is destroyed before the fields that it uses.
+  /// The member's group. It is the last field, so that it is destroyed before the fields that it uses.
+  GroupPlace place;
 };
 
 /// State of a trainer rank that stays when its group is replaced.
@@ -197,8 +197,8 @@ class TrainerMember {
   SourceRoutes routes_;
 
  public:
-  GroupPlace
-      place;  ///< The member's group. It is the last field, so that it is destroyed before the fields that it uses.
+  /// The member's group. It is the last field, so that it is destroyed before the fields that it uses.
+  GroupPlace place;
 };
 
 /// Members of the group on a rank: the trainer's, an engine's, or both. At least one pointer is not null.

@@ -30,28 +30,30 @@ struct FramePiece {
   bool on_device = true;  ///< True for device memory; false for host memory, pinned or not.
 };
 
-/// One transfer of a round: everything that one source sends over one channel. Its byte range is the same on every rank
-/// of the channel, whatever bytes the source puts there. The head tells receivers what they must know about the bytes.
+/// One transfer of a round: all bytes that one source sends over one channel. The byte range of the transfer has the
+/// same length on every rank of the channel. The head describes to receivers what the bytes are.
 struct FrameTransfer {
   static constexpr std::uint64_t kMaxHeadBytes = std::uint64_t{1} << 24;
   static constexpr std::uint32_t kMostHeadRoom = 8136;
 
   FrameChannel* channel = nullptr;
-  int source = 0;  ///< Rank, in the channel, of the sender of the bytes.
+  int source = 0;  ///< Rank of the sender in the channel.
   int error = 0;   ///< ErrorCode that keeps the source from sending; 0: none.
-  Bytes head;      ///< What receivers must know about the bytes; at most kMaxHeadBytes.
-  /// Expected bytes of the head, a multiple of 8 and equal on all ranks of the channel. This many bytes travel with the
-  /// first launch; a longer head costs one more launch.
+  Bytes head;      ///< Description of the bytes for receivers, of at most kMaxHeadBytes bytes.
+  /// Expected size of the head in bytes, a multiple of 8 and equal on all ranks of the channel. This many bytes travel
+  /// with the first launch; a longer head costs one more launch.
   std::uint32_t head_room = kMostHeadRoom;
   std::uint64_t bytes = 0;  ///< Length of the byte range.
-  /// Device memory of the whole range, which the channel reads on the source and writes on other ranks, without a copy.
-  /// Null: the source gathers `pieces` in memory of the channel. Other ranks receive into memory of the channel and
-  /// copy from there to `pieces`; bytes outside of all pieces are dropped.
+  /// Device memory of the whole byte range. The channel reads it on the source and writes it on other ranks, without a
+  /// copy. Null: the source gathers `pieces` in memory of the channel; other ranks receive into memory of the channel
+  /// and copy from there to `pieces`, and drop bytes outside of all pieces.
   std::byte* d_frames = nullptr;
-  /// Pieces in ascending order that do not overlap. Pieces in host memory pass through the staging buffers.
+  /// Pieces of the byte range, in ascending order and without overlap; not used if `d_frames` is set. Pieces in host
+  /// memory pass through the staging buffers.
   std::vector<FramePiece> pieces;
-  /// Stream for the order of this transfer: its device memory is read or written only after the work that is on the
-  /// stream now, and on receivers later work on the stream sees the bytes. Null: no such order is needed.
+  /// CUDA stream with which the transfer is ordered. The channel reads or writes the transfer's device memory only
+  /// after the work that is on the stream now; on receivers, later work on the stream sees the bytes. Null: no such
+  /// order is needed.
   CUstream_st* cuda_stream = nullptr;
 };
 
@@ -59,9 +61,9 @@ struct FrameTransfer {
 class FrameChannel {
  public:
   virtual ~FrameChannel() = default;
-  /// Implements exchange_heads() below. The transfers may be those of any channels of the round.
+  /// Does the work of the function exchange_heads() below, for all transfers of the round, also on other channels.
   virtual void exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline) = 0;
-  /// Implements broadcast_frames() below. The transfers may be those of any channels of the round.
+  /// Does the work of the function broadcast_frames() below, for all transfers of the round, also on other channels.
   virtual void broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline) = 0;
 };
 

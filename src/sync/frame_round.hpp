@@ -23,11 +23,13 @@ class FrameRound {
 
   /// Creates the round of `transfers`, this rank's transfers in order. Both arguments must outlive the round.
   FrameRound(const std::vector<SyncTransfer>& transfers, const SyncEnds& ends);
-  /// Runs the whole round, and returns its report; see run_transfers. Throws the errors of the transport.
+  /// Runs the whole round: publishes, exchanges heads, broadcasts frames, and stages. Returns the report, with a
+  /// failure to publish or to stage (see run_transfers). Throws the errors of the transport.
   TransferReport run(Deadline deadline);
 
  private:
-  /// The frames of a transfer of which this rank's subscriber stages routes: received from another rank, or its own.
+  /// Frames of a transfer that this rank's subscriber stages. They are received from another rank, or made by this rank
+  /// itself.
   struct Received {
     FrameHead head;
     bool wanted = false;  ///< True when a route of the transfer goes to this rank.
@@ -54,7 +56,7 @@ class FrameRound {
   const std::vector<SyncTransfer>& transfers_;
   const SyncEnds& ends_;
   bool on_device_ = false;          ///< True when received frames stay on the device.
-  std::vector<Received> received_;  ///< What each transfer has brought, parallel to `transfers_`.
+  std::vector<Received> received_;  ///< Frames of each transfer, parallel to `transfers_`.
   TransferReport report_;
 };
 

@@ -28,13 +28,13 @@
 namespace sparsecast {
 
 /// Runs tasks in the order of submission, on a thread of its own or within submit(). A task counts as one or more
-/// steps. Once a task has thrown, later tasks are dropped. One thread, not that of the tasks, calls all functions but
-/// advance(), which the running task calls.
+/// steps. Once a task has thrown, later tasks are dropped. The running task calls advance(). All other functions must
+/// be called by one thread, which is not the thread of the tasks.
 class SerialExecutor {
  public:
-  /// Creates an executor in which at most `max_queued` tasks wait behind the running task. With kInline there is no
-  /// thread, and submit() runs the task. `what` names the tasks in the message of Error{kTimeout}: "encoding of
-  /// routes".
+  /// Creates an executor in which at most `max_queued` tasks wait behind the running task. If `max_queued` is kInline,
+  /// there is no thread, and submit() runs the task. `what` names the tasks in the message of Error{kTimeout}, for
+  /// example "encoding of routes".
   SerialExecutor(std::string what, std::size_t max_queued);
   static constexpr std::size_t kInline = 0;
   /// Waits for the running task. Tasks that have not begun are dropped.
@@ -84,7 +84,7 @@ class SerialExecutor {
   std::jthread thread_;  ///< Thread that runs the tasks; started by the first submit().
 };
 
-/// Work of a rank, one function per step of a transfer.
+/// Functions that do the work of a rank in its transfers, one for each step of the work.
 struct TransferSteps {
   /// Publishes all routes of this rank in one pass, on the producer's thread, in the order in which the transfers take
   /// them. Calls published() after each route.
@@ -115,20 +115,20 @@ class TransferPipeline {
   /// staged, and ends the threads.
   ~TransferPipeline() = default;
 
-  /// Runs all transfers. A route that cannot be published, or records that cannot be staged, stop no transfer, so that
-  /// this rank takes part in all of them. A transfer with an unpublished route has no records. published() and staged()
-  /// have the errors. Throws the errors of broadcast(), and Error{kTimeout}.
+  /// Runs all transfers. When a route cannot be published, or records cannot be staged, the transfers go on, so that no
+  /// other rank waits for this one. A transfer with an unpublished route has no records. published() and staged() then
+  /// return the errors. Throws the errors of broadcast(), and Error{kTimeout}.
   void run(Deadline deadline);
   /// Returns the failure to publish this rank's routes, or a success.
   const Outcome& published() const noexcept { return published_; }
   /// Returns the failure to stage received records, or a success.
   const Outcome& staged() const noexcept { return staged_; }
 
-  /// Returns TransferReport::encode_seconds; valid after run().
+  /// Returns the seconds spent on publishing routes (TransferReport::encode_seconds); valid after run().
   double encode_seconds() const noexcept { return producer_.busy_seconds(); }
-  /// Returns TransferReport::wire_seconds; valid after run().
+  /// Returns the seconds spent on collecting and broadcasting records (TransferReport::wire_seconds); valid after run().
   double wire_seconds() const noexcept { return wire_seconds_; }
-  /// Returns TransferReport::stage_seconds; valid after run().
+  /// Returns the seconds spent on staging records (TransferReport::stage_seconds); valid after run().
   double stage_seconds() const noexcept { return stager_.busy_seconds(); }
 
  private:

@@ -34,7 +34,7 @@ struct SyncTransfer {
   bool own = false;         ///< True when this rank is the source.
   std::string from;         ///< Name of the source, for error messages.
   std::vector<TransferRoute> routes;
-  /// Maximum bytes of all frames of the transfer, which receivers accept.
+  /// Maximum bytes of all frames of the transfer together that receivers accept.
   std::uint64_t most_bytes = std::numeric_limits<std::uint64_t>::max();
 
   bool wanted() const noexcept;
@@ -42,8 +42,8 @@ struct SyncTransfer {
   std::string name_of(const TransferRoute& route) const;
 };
 
-/// The publisher and the subscriber that a rank sends from and receives into. The publisher's streams are the routes of
-/// the rank's own transfers, in order.
+/// The publisher that a rank sends from, and the subscriber that it receives into. The streams of the publisher are the
+/// routes of the rank's own transfers, in order.
 struct SyncEnds {
   PublisherState* publisher = nullptr;  ///< Publisher of this rank's routes; null on a rank that sends nothing.
   /// Subscriber of the routes to this rank; null on a rank that receives nothing.
@@ -74,16 +74,16 @@ struct TransferReport {
 
 /// Publishes this rank's routes, takes part in all transfers in their order, and stages the deltas that are for this
 /// rank. Over NCCL this is one round of frames, which stay in the memory in which they were made (frame_round.hpp).
-/// Over other channels the records go through host memory; they are encoded ahead of the wire and staged behind it
-/// (transfer_pipeline.hpp). A failure to publish or stage stops no transfer, so that this rank is not missing in any;
-/// the report has the error. Throws the errors of a transport, and Error{kTimeout}, after it has notified the ranks of
-/// `control`.
+/// Over other channels the records go through host memory: later routes are encoded, and earlier records are staged,
+/// during the transfers (transfer_pipeline.hpp). A failure to publish or stage stops no transfer, so that no other rank
+/// waits for this one; the report has the error. Throws the errors of a transport, and Error{kTimeout}, after it has
+/// notified the ranks of `control`.
 TransferReport run_transfers(const std::vector<SyncTransfer>& transfers, const SyncEnds& ends, ControlChannel& control,
                              Deadline deadline);
 
-/// Throws `error`, which staging into `subscriber` has thrown, unless its only reason is that the subscriber already
-/// holds the version of the records, with the same digest. `header` and `commit` are those records. The subscriber has
-/// a single stream.
+/// Called when staging a delta into `subscriber` has thrown `error`. Returns if the subscriber has a single stream and
+/// already holds the version of the delta, with the same digest, so that there is nothing to stage. Otherwise throws
+/// `error`. `header` and `commit` are records of the delta.
 void require_held(const SubscriberState& subscriber, const Error& error, ConstBytes header, ConstBytes commit);
 
 }  // namespace sparsecast
