@@ -34,28 +34,29 @@ struct AwsFiles {
   std::string credentials;
   std::string config;
   std::string profile = "default";
-  std::string profile_variable;  ///< Variable that named the profile; "" if none did.
+  std::string profile_variable;  ///< Environment variable that named the profile; "" if none did.
 };
 AwsFiles find_aws_files(const Environment& environment);
 
-/// The settings of one profile, as the files had them when this was made.
+/// The settings of one profile, as the files had them when the object was made.
 class AwsProfile {
  public:
   using Value = std::optional<std::string>;
 
-  /// Reads the files. Throws Error{kUnauthenticated} if a variable names a profile that neither has; kIo or kCorrupt
-  /// for a file that cannot be read.
+  /// Reads the files. Throws Error{kUnauthenticated} if an environment variable names a profile that neither file has,
+  /// and kIo or kCorrupt for a file that cannot be read.
   AwsProfile(FileSystem& fs, AwsFiles files);
 
   const AwsFiles& files() const { return files_; }
-  /// A setting of the profile in the credentials file.
+  /// Returns a setting of the profile in the credentials file; nullopt if it is absent or empty.
   Value credential(const std::string& name) const;
-  /// A setting of the profile in the config file.
+  /// Returns a setting of the profile in the config file; nullopt if it is absent or empty.
   Value config(const std::string& name) const;
-  /// A setting in the credentials file, or if it has none in the config file.
+  /// Returns a setting of the profile in the credentials file or, if it is absent there, in the config file.
   Value either(const std::string& name) const;
-  /// URL that the config file gives for a service ("s3", "sts"): by the profile's section of services, for the service
-  /// in the profile, or for all services.
+  /// Returns the URL that the config file gives for a service ("s3", "sts"); nullopt if there is none. Looks first in
+  /// the section of services that the profile names, then for a URL of the service in the profile, then for a URL of
+  /// all services in the profile.
   Value endpoint(const std::string& service) const;
 
  private:
@@ -65,10 +66,10 @@ class AwsProfile {
   IniFile config_;
 };
 
-/// Returns the first value that is there.
+/// Returns the first value that is not nullopt; nullopt if all are.
 std::optional<std::string> first_of(std::initializer_list<std::optional<std::string>> values);
 
-/// Returns `text` with lower-case letters of ASCII.
+/// Returns `text` with its ASCII letters in lower case.
 std::string lower_case(std::string_view text);
 
 }  // namespace sparsecast

@@ -21,7 +21,8 @@ inline bool is_key_part(std::string_view part) {
   return !part.empty() && part != "." && part != ".." && std::all_of(part.begin(), part.end(), is_key_character);
 }
 
-/// Returns whether `key` has the form that object_store.hpp defines. Such a key never leads outside its store.
+/// Returns whether `key` can be the key of an object: at most kMaxKeyBytes characters, in parts of [A-Za-z0-9._-] that
+/// are separated by '/', none of them empty, "." or "..". Such a key never leads outside its store.
 inline bool is_object_key(const std::string& key) {
   if (key.size() > kMaxKeyBytes) return false;
   std::string_view rest = key;
@@ -33,7 +34,7 @@ inline bool is_object_key(const std::string& key) {
   }
 }
 
-/// Throws Error{kUsage} that shows `key` unless is_object_key(key).
+/// Throws Error{kUsage}, with `key` in its message, unless is_object_key(key).
 inline void require_object_key(const std::string& key) {
   if (is_object_key(key)) return;
   std::string shown = key.substr(0, kMaxKeyBytes);

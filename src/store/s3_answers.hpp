@@ -15,7 +15,8 @@
 
 namespace sparsecast {
 
-/// An XML element of an S3 server's answer. Attributes, and text next to children, are dropped.
+/// An XML element of an S3 server's answer. Attributes are dropped. `text` has all text of the element, before, between
+/// and after the children.
 struct XmlElement {
   std::string name;
   std::string text;
@@ -39,17 +40,17 @@ XmlElement parse_xml(std::string_view text);
 // These functions parse untrusted answers of S3 servers. Unless its comment says otherwise, each throws Error{kCorrupt}
 // for an answer that does not follow the documentation of S3's API.
 
-/// What the body of an error says: a code such as "SlowDown", and a message such as "Please reduce your request rate."
-/// Both are printable ASCII, cut to a bounded length.
+/// Content of an error's body: a code such as "SlowDown", and a message such as "Please reduce your request rate." Both
+/// are printable ASCII, cut to a bounded length.
 struct S3Error {
   std::string code;
   std::string message;
 };
-/// Parses the body of an error of S3, or of STS, which has it within an <ErrorResponse>. Returns nullopt for anything
-/// else; never throws Error.
+/// Parses the body of an error answer of S3 (<Error>) or of STS, Amazon's token service (<Error> in an
+/// <ErrorResponse>). Returns nullopt for any other text; never throws Error.
 std::optional<S3Error> parse_s3_error(std::string_view xml);
 
-/// One page of the answer to ListObjectsV2.
+/// One page of a list of objects, from the answer to ListObjectsV2.
 struct S3Listing {
   struct ListedObject {
     std::string key;
@@ -66,15 +67,16 @@ std::string parse_s3_upload_id(std::string_view xml);
 /// Throws Error{kCorrupt} unless the answer says that CompleteMultipartUpload has succeeded.
 void require_s3_completion(std::string_view xml);
 
-/// Returns the keys in the answer of STS to AssumeRoleWithWebIdentity. Throws Error{kUnauthenticated} for keys that no
-/// request can carry. Errors never contain a key.
+/// Returns the access keys in the answer of STS to AssumeRoleWithWebIdentity. Throws Error{kUnauthenticated} for keys
+/// with characters that a header cannot carry, and kCorrupt for an answer without keys. Errors never contain a key.
 S3Keys parse_sts_keys(std::string_view xml);
 
-/// Returns the beginning of a text that others wrote, as printable ASCII, for errors.
+/// Returns the beginning of a text that a server sent, for error messages; characters that are not printable ASCII
+/// become blanks.
 std::string shown_sentence(std::string_view text);
 
-/// Content of a header "bytes 0-9/100": numbers of the first and the last byte, and the size of the object. `total` is
-/// empty if the header has "*" for it.
+/// Value of an HTTP header Content-Range, such as "bytes 0-9/100": the numbers of the first and the last byte, and the
+/// size of the object in bytes. `total` is empty if the header has "*" in its place.
 struct ContentRange {
   std::uint64_t first = 0;
   std::uint64_t last = 0;
@@ -83,7 +85,8 @@ struct ContentRange {
 /// Parses the value of a header Content-Range. Returns nullopt for any other form.
 std::optional<ContentRange> parse_content_range(std::string_view header);
 
-/// Parses a time such as "2026-11-21T10:00:00.000Z", with or without a fraction of the second.
+/// Parses a time such as "2026-11-21T10:00:00.000Z". The fraction of the second is optional, and is ignored. Throws
+/// Error{kCorrupt} for any other text.
 std::chrono::system_clock::time_point parse_s3_time(std::string_view text);
 
 /// Parses a decimal number. Returns nullopt unless `text` consists of digits and the number fits in 64 bits.

@@ -21,65 +21,74 @@ namespace sparsecast {
 /// contain a key.
 void require_s3_keys(const S3Keys& keys);
 
-/// Parses the JSON with which instances, containers and credential processes give keys. Throws Error{kUnauthenticated}
-/// where it tells of a refusal, kCorrupt for anything that is no such JSON. Errors never contain a key.
+/// Parses the JSON in which instances, containers and credential processes give access keys. Throws
+/// Error{kUnauthenticated} if the JSON has the code of a refusal in place of keys, or if the keys have characters that
+/// a header cannot carry; kCorrupt for any other text. Errors never contain a key.
 S3Keys parse_json_keys(std::string_view text);
 
-/// Parses a time such as "2026-11-21T10:00:00Z" or "2026-11-21T11:00:00+01:00". Throws Error{kCorrupt} for others.
+/// Parses a time such as "2026-11-21T10:00:00Z" or "2026-11-21T11:00:00+01:00". Throws Error{kCorrupt} for any other
+/// text.
 std::chrono::system_clock::time_point parse_key_time(std::string_view text);
 
 /// Splits a command as a POSIX shell does, by blanks, quotes and backslashes, but expands nothing. Throws Error{kUsage}
 /// for a quote without its end and for a command without a word.
 std::vector<std::string> split_command(std::string_view text);
 
-/// Function that reads keys from their source, by the deadline; see S3Options::read_keys.
+/// Function that reads access keys from their source, and returns them or throws by the deadline. S3Options::read_keys
+/// is one.
 using S3KeyReader = std::function<S3Keys(std::chrono::steady_clock::time_point deadline)>;
 
-/// Sets the keys in `options`, or how they are read, from the first source that is configured, in botocore's order: the
-/// environment, web identity, credentials file, credential process, config file, container, instance. Asks no process
-/// and no endpoint. `options.region` and `options.ca_bundle` are set already. Throws Error{kUnauthenticated} for half a
-/// pair of keys, and where there is no source; kUnsupported for a profile that needs another source.
+/// Sets the access keys in `options`, or the function that reads them, from the first source that is configured. The
+/// order is botocore's: the environment, web identity, credentials file, credential process, config file, container,
+/// instance. Runs no process and contacts no endpoint. `options.region` and `options.ca_bundle` must be set already.
+/// Throws Error{kUnauthenticated} if a source has only one of the two keys, or if there is no source; kUnsupported for
+/// a profile that needs another kind of source.
 void choose_keys(S3Options& options, FileSystem& fs, const Environment& environment, const AwsProfile& profile);
 
-/// A role that STS gives for a token of another system, which is read from a file each time.
+/// A role whose access keys STS, Amazon's token service, gives in exchange for a token of another system. The token is
+/// read from its file each time.
 struct WebIdentity {
   std::string token_file;
   std::string role;          ///< Amazon's name (ARN) of the role.
-  std::string session_name;  ///< Name that Amazon's records show.
+  std::string session_name;  ///< Name of the session in Amazon's logs.
   std::string endpoint;      ///< URL of STS.
   std::string ca_bundle;
 };
-/// `fs` must outlive the reader.
+/// Returns a reader that gets access keys from STS for a role. `fs` must outlive the reader.
 S3KeyReader read_by_web_identity(FileSystem& fs, const WebIdentity& identity);
 
-/// The endpoint that a container gives its processes.
+/// Endpoint from which the processes of a container get access keys.
 struct ContainerEndpoint {
   std::string url;
-  std::string token_file;  ///< File with the value of the header Authorization; "" : `token` is the value.
-  std::string token;       ///< "": no such header.
+  std::string token_file;  ///< File with the value of the HTTP header Authorization; "": `token` is the value.
+  std::string token;  ///< Value of the header Authorization if there is no `token_file`; "": the header is not sent.
 };
-/// Throws Error{kUnauthenticated} for a URL to which no secret may be sent: http, and neither this machine nor one of
-/// the addresses of containers. `fs` must outlive the reader.
+/// Returns a reader that gets access keys from the endpoint of a container. Throws Error{kUnauthenticated} for a URL to
+/// which no secret may be sent: http to a host that is neither this machine nor one of the known addresses of such
+/// endpoints. `fs` must outlive the reader.
 S3KeyReader read_from_container(FileSystem& fs, const ContainerEndpoint& container);
 
-/// Reads the role of this machine from the metadata of its cloud at the URL `endpoint`, by version 2 of their protocol.
+/// Returns a reader that gets the access keys of this machine's role from the metadata service of its cloud, at the URL
+/// `endpoint`, by version 2 of the service's protocol.
 S3KeyReader read_from_instance(const std::string& endpoint);
 
-/// The keys of a store, read again by botocore's rules: from 15 minutes before they end the next request reads them,
-/// while others go on with the old ones, which stay if that fails; from 10 minutes before, every request waits for new
-/// ones and fails without. Thread-safe.
+/// The access keys of a store, which are read again before they expire, by botocore's rules. From 15 minutes before
+/// they expire, the next request reads new keys; other requests go on with the old ones, and all do if the reading
+/// fails. From 10 minutes before, every request waits for new keys, and fails without them. Thread-safe.
 class S3KeyRing {
  public:
   using Clock = std::function<std::chrono::system_clock::time_point()>;
 
-  /// `keys` has no access key where none were read yet. Without `read`, the keys stay.
+  /// `keys` are the keys at the beginning; without an access key, they are still to be read. If `read` is empty, the
+  /// keys never change.
   S3KeyRing(S3Keys keys, S3KeyReader read, Clock now = std::chrono::system_clock::now);
 
-  /// Returns keys for a request that ends at `deadline`. Throws what `read` throws; Error{kUnauthenticated} for keys
-  /// that have ended already; kTimeout when another thread reads them until the deadline.
+  /// Returns the keys for a request that ends at `deadline`, after reading new ones if that is due. Throws what `read`
+  /// throws; Error{kUnauthenticated} if there are no keys, or if the new keys have expired already; kTimeout if another
+  /// thread is still reading keys at the deadline.
   S3Keys current(std::chrono::steady_clock::time_point deadline);
-  /// Reads the keys again after a server has refused `refused`, unless another thread did so already. Returns whether
-  /// current() has other keys now. Throws as current() does.
+  /// Called when a server has refused the keys `refused`: reads the keys again, unless another thread has done so
+  /// already. Returns whether current() now returns other keys. Throws as current() does.
   bool replace(const S3Keys& refused, std::chrono::steady_clock::time_point deadline);
 
  private:

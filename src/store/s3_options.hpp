@@ -9,8 +9,8 @@
 
 namespace sparsecast {
 
-/// Returns the options of the store at `location`, as S3Options::from_environment does, but with `environment` in place
-/// of the process's environment.
+/// Returns the options of the store at `location`, "s3://bucket[/prefix]", as S3Options::from_environment does, but
+/// with `environment` in place of the process's environment.
 S3Options s3_options_from(FileSystem& fs, const std::string& location, const Environment& environment);
 
 /// Throws Error{kUsage} for options from which no request can be made: a bucket, prefix, endpoint or region with
@@ -24,12 +24,12 @@ struct S3Address {
   std::string bucket_url;
   /// URL of the bucket with the prefix of the store; the URL of an object is this, "/" and its key.
   std::string object_root;
-  std::string key_prefix;  ///< What the store puts before every key: "prefix/", or "" without a prefix.
+  std::string key_prefix;  ///< Text that the store puts before every key: "prefix/", or "" without a prefix.
   std::string location;    ///< Name of the store for errors: "s3://bucket/prefix".
 };
 S3Address s3_address(const S3Options& options);
 
-/// Returns whether the options are of a bucket of Google's.
+/// Returns whether the bucket is in Google Cloud Storage.
 bool is_google(const S3Options& options);
 
 /// Returns the endpoint that the environment or the profile gives for a service ("s3", "sts"); nullopt if neither does,

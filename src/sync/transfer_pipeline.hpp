@@ -126,7 +126,8 @@ class TransferPipeline {
 
   /// Returns the seconds spent on publishing routes (TransferReport::encode_seconds); valid after run().
   double encode_seconds() const noexcept { return producer_.busy_seconds(); }
-  /// Returns the seconds spent on collecting and broadcasting records (TransferReport::wire_seconds); valid after run().
+  /// Returns the seconds spent on collecting and broadcasting records (TransferReport::wire_seconds); valid after
+  /// run().
   double wire_seconds() const noexcept { return wire_seconds_; }
   /// Returns the seconds spent on staging records (TransferReport::stage_seconds); valid after run().
   double stage_seconds() const noexcept { return stager_.busy_seconds(); }

@@ -18,7 +18,7 @@ struct HttpRequest {
   std::string url;
   /// Headers in the form "name: value". Each has a value, because libcurl's signing drops empty ones.
   std::vector<std::string> headers;
-  // Keys of the signature; without, the request is not signed.
+  // Keys that sign the request; if they are empty, it is not signed.
   std::string access_key;
   std::string secret_key;
   ConstBytes body;  ///< Body of the request; its bytes must stay valid until perform() returns.
@@ -27,7 +27,7 @@ struct HttpRequest {
   std::function<bool(ConstBytes)> take_body;
 };
 
-/// How one exchange ended, and the answer of the server as far as it arrived.
+/// Result of one exchange: how it ended, and the answer of the server as far as it arrived.
 struct HttpAnswer {
   enum class End {
     kComplete,    ///< The exchange succeeded: `status`, `headers` and the body are whole.
@@ -57,8 +57,9 @@ struct HttpOptions {
   std::string ca_bundle;   ///< Path of a file with the trusted certificates; "" for those of the system.
   std::string congestion;  ///< TCP congestion control of the connections; "" for the system's default.
   std::size_t max_text_bytes = std::size_t{8} << 20;
-  std::string signer;   ///< How signed requests are signed, as CURLOPT_AWS_SIGV4 takes it: "aws:amz:us-east-1:s3".
-  bool direct = false;  ///< Whether proxies of the environment are passed by.
+  /// Scheme of the signature of signed requests, as libcurl's CURLOPT_AWS_SIGV4 takes it: "aws:amz:us-east-1:s3".
+  std::string signer;
+  bool direct = false;  ///< Whether to connect without the proxies that the environment names.
 };
 
 /// Makes HTTP exchanges over connections that it keeps open. Does not follow redirects; they are returned as answers.
@@ -68,8 +69,8 @@ class HttpClient {
   explicit HttpClient(HttpOptions options);
   ~HttpClient();
 
-  /// Makes one exchange, which ends at `deadline` at the latest. Failures are reported in the answer. Throws Error only
-  /// if there is not enough memory.
+  /// Makes one exchange, which ends at `deadline` at the latest. Failures of the exchange are reported in the answer.
+  /// Throws Error{kIo} if there is not enough memory, and kUnsupported if libcurl lacks an option.
   HttpAnswer perform(const HttpRequest& request, std::chrono::steady_clock::time_point deadline);
 
  private:
