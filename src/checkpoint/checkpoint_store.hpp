@@ -18,18 +18,18 @@ namespace sparsecast {
 /// the work, and with the bytes or elements that are done so far and in total. May be empty.
 using Progress = std::function<void(const char* phase, std::uint64_t done, std::uint64_t total)>;
 
-/// Where each tensor of a checkpoint is in its files. In-place work keeps this, instead of the open Checkpoint, while
-/// it writes.
+/// Place of each tensor of a checkpoint in its files. Code that writes in place keeps this object while it writes,
+/// instead of the open Checkpoint.
 struct CheckpointLayout {
   TensorTable table;
   std::vector<std::string> files;
-  std::vector<Checkpoint::Location> locations;  ///< For each tensor of `table`: its file and its place there.
+  std::vector<Checkpoint::Location> locations;  ///< File of each tensor of `table`, and the tensor's place in it.
 
   static CheckpointLayout of(const Checkpoint& checkpoint);
 };
 
-/// The open files of a checkpoint, which are read or written in place by tensor and byte. Only windows of them are ever
-/// in memory. Reads and writes of distinct ranges may run concurrently.
+/// The open files of a checkpoint, which are read or written in place by tensor and byte. Nothing is kept in memory:
+/// callers read and write windows. Reads and writes of distinct ranges may run concurrently.
 class CheckpointStore {
  public:
   /// Opens the files of `layout` for reading (kRead) or for reading and writing (kReadWrite). Throws Error{kIo}.
@@ -44,7 +44,8 @@ class CheckpointStore {
   /// Writes `bytes` to the bytes of tensor number `tensor` from `begin_byte` on. An error names the file, the tensor
   /// and the byte.
   void write(std::size_t tensor, std::uint64_t begin_byte, std::span<const std::byte> bytes);
-  /// Returns the offset of byte `begin_byte` of the tensor in its file, which tells where the pages of the file begin.
+  /// Returns the offset in its file of byte `begin_byte` of the tensor. It tells where the pages of the file begin in
+  /// the tensor.
   std::uint64_t file_offset(std::size_t tensor, std::uint64_t begin_byte) const {
     return layout_.locations[tensor].begin + begin_byte;
   }
@@ -58,11 +59,11 @@ class CheckpointStore {
 };
 
 /// Reads all tensors and returns the digest of each. Reads them in windows, so that memory is bounded and read errors
-/// are thrown as Error. `threads` is the number of threads, 0 for all cores.
+/// are thrown as Error. `threads` is the number of threads, 0 for all cores. `progress` gets the bytes read so far.
 std::vector<StateDigest> digest_store(const CheckpointStore& store, int threads, const Progress& progress = nullptr);
 
 /// Reads all tensors of an anchor, the checkpoint at `path`. Throws Error{kMixed} that names `path` unless their digest
-/// is `expected`. The other arguments are those of digest_store().
+/// is `expected`. `threads` and `progress` are as for digest_store().
 void require_anchor_digest(const CheckpointStore& store, const StateDigest& expected, const std::string& path,
                            int threads = 1, const Progress& progress = nullptr);
 

@@ -14,16 +14,16 @@ namespace sparsecast {
 /// one before ended.
 class DeltaChain {
  public:
-  /// Opens and verifies the deltas at `paths`, whose table must be `table`, that of the checkpoint named `checkpoint`.
-  /// Throws Error{kIo | kCorrupt | kUnsupported | kTableMismatch | kForeignStream | kVersionGap | kWrongBase}; its
-  /// context names the file.
+  /// Opens and verifies the deltas at `paths`. Their tensors must be those of `table`, the table of the checkpoint
+  /// named `checkpoint`. Throws Error{kIo | kCorrupt | kUnsupported | kTableMismatch | kForeignStream | kVersionGap |
+  /// kWrongBase} that names the file.
   DeltaChain(FileSystem& fs, const std::vector<std::string>& paths, const TensorTable& table,
              const std::string& checkpoint, const Progress& progress);
 
   std::size_t size() const noexcept { return deltas_.size(); }
   const DeltaFile& operator[](std::size_t i) const { return deltas_[i]; }
-  /// Returns the table of the deltas: that of the checkpoint, but with tensors of pairs of 4-bit numbers that the
-  /// checkpoint's files do not declare.
+  /// Returns the table of the deltas. It is the table of the checkpoint, except that it has the dtype of 4-bit pairs
+  /// for tensors that the checkpoint's files store as plain integers.
   const TensorTable& table() const noexcept { return table_; }
   /// Returns how many of the deltas, from the first on, a checkpoint with the digest `state` already contains, 0 to
   /// size(); the largest number if several fit. Throws Error{kWrongBase}, naming `checkpoint`, if the chain does not go
@@ -35,7 +35,7 @@ class DeltaChain {
   std::vector<DeltaFile> deltas_;
 };
 
-/// Which bytes apply_delta writes to the files.
+/// Choice of the bytes that apply_delta() writes to the files.
 enum class WriteBack {
   kChangedPages,  ///< Only pages (4 KiB) of a file in which a byte has changed.
   /// All bytes that a block spans, even those that already read as wanted: after a failed fsync, the page cache may
@@ -48,8 +48,8 @@ enum class WriteBack {
 void apply_delta(CheckpointStore& store, const DeltaFile& delta, WriteBack write_back, int threads,
                  const Progress& progress);
 
-/// Returns the digest that the tensors in `store` would have after the `raw` delta. `state` is their digest now. Writes
-/// nothing.
+/// Returns the digest that the tensors in `store` would have after `delta`, a delta of raw values. `state` is their
+/// digest now. Writes nothing.
 StateDigest predict_digest(const CheckpointStore& store, const DeltaFile& delta, const StateDigest& state, int threads);
 
 }  // namespace sparsecast
