@@ -17,7 +17,8 @@ namespace sparsecast::capi {
 /// Returns the result code of an ErrorCode; scInternalError for a code that the C interface does not have.
 scResult_t result_of(ErrorCode code) noexcept;
 
-/// Returns the message that this thread kept last, "" if there is none. It is valid until the thread keeps another.
+/// Returns the message that this thread kept last, "" if there is none. The pointer is valid until the thread keeps
+/// another message.
 const char* last_message() noexcept;
 /// Keeps a copy of `sentence` as the last message of this thread.
 void keep_message(const char* sentence) noexcept;
@@ -53,7 +54,8 @@ inline void require_usage(bool condition, const char* sentence) {
   if (!condition) throw Error(ErrorCode::kUsage, sentence);
 }
 
-/// Returns a copy of the configuration, or the defaults for null. Throws Error{kUsage} if it has impossible values.
+/// Returns a copy of `*config`, or the default configuration if `config` is null. Throws Error{kUsage} if it has
+/// impossible values.
 scConfig_t checked(const scConfig_t* config);
 
 /// The tensors that a C program has passed.
@@ -62,7 +64,8 @@ struct TensorArguments {
   std::vector<void*> data;  ///< Address of each tensor of `table`, in its order.
 };
 
-/// Returns the table and the addresses of `count` tensors. Throws Error{kUsage} for tensors that cannot be registered.
+/// Returns the table and the addresses of `count` tensors. Throws Error{kUsage} for a tensor without a name or memory,
+/// with an unknown dtype, an impossible shape or a misaligned address, and for an unknown kind of `memory`.
 TensorArguments checked(const scTensor_t* tensors, int count, const scMemory_t& memory);
 
 }  // namespace sparsecast::capi

@@ -22,8 +22,9 @@ namespace sparsecast::capi {
 
 class BroadcastBuffer {
  public:
-  /// Registers a buffer; all ranks must do so together. `failure` is null, or the reason why this rank cannot register,
-  /// which is sent to the other ranks; `table` and `tensors` may then be null.
+  /// Registers a buffer; all ranks must do so together. `kind` is the memory in which the tensors lie. `failure` is
+  /// null, or the reason why this rank cannot register; the other ranks are told of it, and `table` and `tensors` may
+  /// then be null.
   BroadcastBuffer(std::shared_ptr<Communicator> comm, std::shared_ptr<const TensorTable> table, scMemory_t kind,
                   std::unique_ptr<BufferTensors> tensors, const Error* failure);
 
@@ -38,8 +39,8 @@ class BroadcastBuffer {
   void make_publisher(std::uint64_t version);
   void make_subscriber(std::uint64_t version);
   void anchor(int root, std::uint64_t version, Deadline deadline);
-  /// Sends the dense bytes of rank `root` to all ranks, which must all call it. The others verify that their digest is
-  /// then `expected`. Throws unless all ranks have succeeded.
+  /// Sends all bytes of the tensors of rank `root` to all ranks; all ranks must call it. The other ranks then verify
+  /// that their digest is `expected`. Throws unless all ranks have succeeded.
   void overwrite(int root, const StateDigest& expected, Deadline deadline);
 
   std::shared_ptr<Communicator> comm_;
