@@ -17,10 +17,9 @@
 // the whole base, and the result digest computed from the delta and the base. So a delta that does not lead to its
 // result digest never causes a write. A crash or an error
 //   - while the undo record is written leaves the base and at most a stray temporary file (AtomicFile);
-//   - in ARMED, MIXED or VERIFIED leaves the undo record, and the next run goes back to the base. The record holds
-//   absolute
-//     values of every element that the delta alters, so any mixture of old, new and torn pages goes back, any number of
-//     times;
+//   - in ARMED, MIXED or VERIFIED leaves the undo record, and the next run goes back to the base. The record holds the
+//     absolute value of every element that the delta alters, so any mixture of old, new and torn pages goes back, any
+//     number of times;
 //   - after the removal, before the directory's fsync, may bring the record back: the next run then goes back from the
 //     whole result to the base. Success is reported only after that fsync, by this run or a later one.
 // Recovery writes whole windows, not only bytes that read differently: after a failed fsync, the page cache may show

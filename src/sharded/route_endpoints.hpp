@@ -55,8 +55,8 @@ DestinationRoutes make_destination_routes(const FanoutPlan& plan, int rank, Shar
                                           const SubscriberOptions& options);
 
 /// Returns the part of one source in the digests that are voted on: a sum for each engine of the plan, then the sum for
-/// all tensors. `of_streams` has the digest of each stream of `routes`; a digest is added to each sum that counts its
-/// route.
+/// all tensors. `of_streams` has the digest of each stream of `routes`. Each digest is added to the sums for which its
+/// route counts.
 std::vector<StateDigest> source_digests(const FanoutPlan& plan, const SourceRoutes& routes,
                                         const std::vector<StateDigest>& of_streams);
 

@@ -55,7 +55,7 @@ class ShardSnapshot {
     /// elements.
     std::vector<Allocation> copies;
     Boxes sent;     ///< Boxes sent under the plan in force.
-    Boxes covered;  ///< Boxes sent under the proposed plan.
+    Boxes covered;  ///< Boxes sent under the covered plan, which adopt() puts in force.
   };
 
   struct CoveredRoute {

@@ -17,8 +17,9 @@ namespace sparsecast {
 using Environment = std::function<std::optional<std::string>(const char* name)>;
 
 /// Content of one of the AWS tools' files (~/.aws/config, ~/.aws/credentials): section -> key -> value. Keys are in
-/// lower case, and quotes around the name of a profile are removed. Indented lines after "s3 =" become the keys
-/// "s3.NAME". If a section or key occurs twice, the last one counts.
+/// lower case, and quotes around the name of a profile are removed. Indented lines after a key without a value, such as
+/// "s3 =", become the keys "s3.NAME". Sections with the same name are joined. If a key occurs twice in a section, the
+/// last value counts.
 using IniFile = std::map<std::string, std::map<std::string, std::string>>;
 
 /// Parses the text of one of the AWS tools' files. Throws Error{kCorrupt} naming `path` and the line for text that is

@@ -79,8 +79,8 @@ class S3KeyRing {
  public:
   using Clock = std::function<std::chrono::system_clock::time_point()>;
 
-  /// `keys` are the keys at the beginning; without an access key, they are still to be read. If `read` is empty, the
-  /// keys never change.
+  /// `keys` are the first keys; an empty access key means that no keys have been read yet. If `read` is empty, the keys
+  /// never change.
   S3KeyRing(S3Keys keys, S3KeyReader read, Clock now = std::chrono::system_clock::now);
 
   /// Returns the keys for a request that ends at `deadline`, after reading new ones if that is due. Throws what `read`

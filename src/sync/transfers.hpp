@@ -34,7 +34,7 @@ struct SyncTransfer {
   bool own = false;         ///< True when this rank is the source.
   std::string from;         ///< Name of the source, for error messages.
   std::vector<TransferRoute> routes;
-  /// Maximum bytes of all frames of the transfer together that receivers accept.
+  /// Maximum total bytes of the transfer's frames; receivers refuse more.
   std::uint64_t most_bytes = std::numeric_limits<std::uint64_t>::max();
 
   bool wanted() const noexcept;
@@ -48,8 +48,9 @@ struct SyncEnds {
   PublisherState* publisher = nullptr;  ///< Publisher of this rank's routes; null on a rank that sends nothing.
   /// Subscriber of the routes to this rank; null on a rank that receives nothing.
   SubscriberState* subscriber = nullptr;
-  CUevent_st* weights_ready = nullptr;  ///< Event after which the weights may be read; see Publisher::publish.
-  std::uint64_t version = 0;            ///< Version of the sync, for traces; 0: not known.
+  /// CUDA event after which the weights may be read; null: at once. See Publisher::publish.
+  CUevent_st* weights_ready = nullptr;
+  std::uint64_t version = 0;  ///< Version of the sync, for traces; 0: not known.
 };
 
 /// Result of the transfers of a sync on one rank.

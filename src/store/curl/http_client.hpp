@@ -33,7 +33,7 @@ struct HttpAnswer {
     kComplete,    ///< The exchange succeeded: `status`, `headers` and the body are whole.
     kBroken,      ///< The connection failed or broke, or the body was cut short. Another try may help.
     kStalled,     ///< No data was transferred for HttpOptions::stall_timeout, or the deadline came.
-    kRefused,     ///< The body or the headers of the answer exceed their limit, and the client ended the transfer.
+    kRefused,     ///< The client ended the transfer: the answer exceeds a limit, or take_body returned false.
     kUntrusted,   ///< The server's identity could not be verified (TLS).
     kImpossible,  ///< The exchange failed in another way. Another try would fail, too.
   };
@@ -41,7 +41,7 @@ struct HttpAnswer {
   int status = 0;
   std::map<std::string, std::string, std::less<>> headers;  ///< Headers of the answer by name, in lower case.
   std::string text;     ///< The body, or the part of it that take_body did not receive.
-  std::string trouble;  ///< Message of libcurl about the failure; empty if `end` is kComplete.
+  std::string trouble;  ///< Text about the failure, from libcurl or this client; empty if `end` is kComplete.
   /// Number of failed attempts of the same call before this one; set by the code that repeats calls.
   int earlier_attempts = 0;
 

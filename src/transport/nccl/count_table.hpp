@@ -29,17 +29,17 @@ struct CountTable {
   std::uint32_t protocol = 0;
   std::uint32_t error_code = 0;  ///< ErrorCode of the failure that keeps the source from sending; 0: none.
   std::uint64_t sequence = 0;
-  std::uint64_t count = 0;      ///< Number of records; before frames, the size of their head in bytes.
-  std::uint64_t total = 0;      ///< Bytes of all records or frames.
+  std::uint64_t count = 0;      ///< Number of records; in a table before frames, the size of the head in bytes.
+  std::uint64_t total = 0;      ///< Total bytes of all records, or of all frames.
   std::uint64_t rest_hash = 0;  ///< XXH3-64 of the part of the head that is not in the table.
   std::uint64_t checksum = 0;   ///< XXH3-64 of the fields before this one and of `sizes`.
-  /// Sizes of the records in bytes; before frames, the content of their head. Each as far as it fits.
+  /// Sizes of the records in bytes; in a table before frames, the bytes of the head. Both only as far as they fit.
   std::array<std::uint64_t, kTableSizes> sizes{};
 };
 static_assert(sizeof(CountTable) == 8192);
 
 struct TableLimits {
-  /// Maximum of CountTable::count: the number of records, or the bytes of a head of frames.
+  /// Maximum of CountTable::count: of the number of records, or of the size of a head in bytes.
   std::uint64_t max_count = 0;
   std::uint64_t max_bytes = 0;
 };

@@ -57,7 +57,7 @@ struct FormationPlan {
   bool suspends = false;
   std::vector<int> lost;      ///< For kShrink: the ranks of the old communicator that are left out.
   std::vector<int> roots;     ///< Ranks that each create a unique id of NCCL.
-  std::uint64_t channel = 0;  ///< Number of the new group, the same on every rank.
+  std::uint64_t channel = 0;  ///< Number that identifies the new group; the same on every rank.
 };
 
 const char* to_string(Formation formation);

@@ -49,8 +49,8 @@ class NcclGroup final : public FrameChannel {
 
  private:
   friend class NcclRound;
-  /// Function that copies the next `bytes` bytes between staging memory and the host records. Each call continues where
-  /// the last call stopped.
+  /// Function that copies the next `bytes` bytes of the host records to staging memory on the source, and from staging
+  /// memory to the host records on other ranks. Each call continues where the last call stopped.
   using CopyPiece = std::function<void(std::byte* h_staging, std::uint64_t bytes)>;
 
   NcclGroup(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control, const NcclOptions& options);

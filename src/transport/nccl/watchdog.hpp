@@ -62,7 +62,8 @@ class Watchdog {
   std::shared_ptr<ControlChannel> control_;
 };
 
-/// Returns true when NCCL has finished its work on the host for the communicator.
+/// Returns true when NCCL has finished all calls on the communicator without an error. Their work on the device may
+/// still run.
 bool settled(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
 
 // A stop has two halves, so that several communicators stop together: on the device, the work of one may be queued

@@ -12,7 +12,8 @@
 
 namespace sparsecast {
 
-/// Accepts and admits the members of a group on rank 0.
+/// Runs on rank 0: accepts the connections of the other ranks of a group, its members, and checks that they fit the
+/// group.
 class GroupAcceptor {
  public:
   GroupAcceptor(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,

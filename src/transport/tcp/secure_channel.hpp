@@ -4,8 +4,7 @@
 // Cryptography of the rendezvous, all from libsodium:
 //   key       = BLAKE2b-256("sparsecast rendezvous key", secret)
 //   proof     = HMAC-SHA-512-256(key, label, transcript)      label: who proves, so that no proof can be reflected
-//   cipher    = ChaCha20-Poly1305 with a key for each direction, HMAC(key, label, transcript), and a counter as
-//   nonce
+//   cipher    = ChaCha20-Poly1305 with a key for each direction, HMAC(key, label, transcript), and a counter as nonce
 // The transcript holds both fresh nonces, so every proof and every session key is valid for one connection only.
 
 #include <array>

@@ -54,8 +54,8 @@ class Socket {
   /// Receives bytes that have arrived, and returns their number, 0 when there are none. Sets `closed` to true at the
   /// end of the stream. Throws Error{kPeerFailed}.
   std::size_t receive_some(std::span<std::byte> bytes, bool& closed);
-  /// Waits until the socket is ready for these poll(2) events, or the descriptor `waker` is readable (-1 for none).
-  /// Returns true then, and false at the deadline.
+  /// Waits until the socket is ready for these poll(2) events, or the descriptor `waker` (-1: none) is readable.
+  /// Returns true in both cases, and false at the deadline.
   bool wait(short events, Deadline deadline, int waker = -1) const;
 
  private:
