@@ -17,8 +17,8 @@ _TEXT_BYTES = 2048
 
 
 def raise_if_any_failed(failure: BaseException | None, group: ProcessGroup) -> None:
-    """Raises `failure`, if this rank has one, or PeerFailedError with the failures of other ranks, if they have any;
-    returns if no rank failed. Collective over the group.
+    """Raises `failure` if this rank has one; otherwise raises PeerFailedError with the failures of the other ranks, if
+    there are any. Returns if no rank has failed. Collective over the group.
 
     Without this call, a rank that fails leaves the other ranks waiting in their next collective until the group's
     deadline.

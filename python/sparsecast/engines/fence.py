@@ -18,8 +18,8 @@ def new_trainer_name() -> str:
 
 
 class TrainerFence:
-    """Knows which trainer an engine follows: the one that joined last. Refuses trainers that joined earlier, so that
-    two trainers that were given the same engine by mistake do not overwrite each other's weights in turn.
+    """Knows which trainer an engine follows, which is the trainer that joined last, and refuses trainers that joined
+    earlier. So two trainers that were given the same engine by mistake do not overwrite each other's weights in turn.
     """
 
     def __init__(self) -> None:
@@ -27,8 +27,9 @@ class TrainerFence:
         self._superseded: dict[str, None] = {}  # Earlier trainers, the oldest first.
 
     def refusal(self, engine: str, trainer: str) -> FencedError | None:
-        """Returns the error to raise for `trainer` if another trainer has joined the engine after it. Returns None for
-        any other trainer, and for a trainer without a name.
+        """Returns the error to raise when `trainer` calls the engine, if another trainer has joined the engine after
+        `trainer`. Returns None for any other trainer, and for a trainer with an empty name. `engine` is the engine's
+        name, for the message.
         """
         if trainer not in self._superseded:
             return None

@@ -25,19 +25,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FollowedPart:
-    """Tensors of one rank of an engine, and its ranks, for following a log together."""
+    """One rank's part in following a delta log with the other ranks of its engine: the tensors of this rank, and the
+    channel and layout that all ranks share.
+    """
 
     ranks: Ranks
     tensors: list[Memory]
     """Memory of the rank's local tensors, in the order of the layout."""
     unused: dict[str, torch.Tensor]
-    """Canonical tensors that no rank has a use for, zeros in host memory, which rank 0 keeps for the digest of the log;
-    for the caller to fill. Empty on the other ranks."""
+    """Canonical tensors that no rank uses, by name. Rank 0 keeps them in host memory, because the digest of the log
+    covers them. They are zeros, for the caller to fill. Empty on the other ranks.
+    """
 
 
 def followed_part(traced: TracedLoader, group: ProcessGroup, timeout: float) -> FollowedPart:
-    """Returns what this rank of `group` holds of the tensors that it has traced. Collective over the group, whose ranks
-    have traced the same table. Raises DeadlineError if not all of them come within `timeout` seconds.
+    """Returns this rank's part in following a log: memory for the tensors in `traced`, and the channel and layout of
+    all ranks of `group`. Collective over the group, whose ranks must have traced the same table of canonical tensors.
+    Raises DeadlineError if not all ranks meet within `timeout` seconds.
     """
     own, tensors, unused = _with_unused(traced, group)
     layout = gather_layout(own, group)
@@ -70,7 +74,9 @@ def _with_unused(traced: TracedLoader, group: ProcessGroup) -> tuple[Layout, lis
 
 
 def _meet(group: ProcessGroup, timeout: float) -> ControlChannel:
-    """Returns a channel between the ranks of the group, over TCP."""
+    """Returns a channel between the ranks of the group, over TCP. Raises DeadlineError if not all ranks meet within
+    `timeout` seconds.
+    """
     from sparsecast import meet
 
     place = meeting_place(group)

@@ -31,7 +31,17 @@ _NEWS = "news"
 
 @dataclasses.dataclass(frozen=True)
 class FollowSettings:
-    """The module explains the fields, each by its variable."""
+    """The settings with which a server follows a delta log.
+
+    location  location of the log: a directory, or s3://bucket/prefix
+    state     directory of this server alone, for fetched objects and what it has seen of the log
+    keys      trusted public keys ("ed25519:..."); empty: any log is believed
+    interval  seconds between two looks at the log
+    pause     what becomes of requests in flight during a write: keep, retract, wait or abort
+    at        when a version is taken: once (as soon as it is there), or told (when the server is told to)
+
+    Raises UsageError for a value that is none of these.
+    """
 
     location: str
     state: str
@@ -50,8 +60,9 @@ class FollowSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], server: str) -> FollowSettings | None:
-        """Returns the settings; None if no log is to be followed. `server` names the server among all of this machine,
-        for the state directory that it has by default. Raises UsageError naming a variable that is wrong.
+        """Returns the settings in the variables SPARSECAST_FOLLOW... of `environment`; None if they name no log to
+        follow. `server` is a name that no other server of this machine has; it makes the default state directory
+        unique. Raises UsageError naming a variable with a wrong value.
         """
         location = environment.get(VARIABLE, "")
         if not location:
@@ -68,12 +79,12 @@ class FollowSettings:
         return cls(location, state, tuple(keys), seconds, pause, at)
 
     def for_worker(self) -> dict[str, Any]:
-        """Returns what a worker needs of them, as JSON values."""
+        """Returns the settings that a worker needs (location, state, keys and interval), as JSON values."""
         return {"location": self.location, "state": self.state, "keys": list(self.keys), "interval": self.interval}
 
     def news(self) -> list[str]:
-        """Returns what the workers have last written by `write_news`: a text for each replica whose state directory is
-        seen here, which changes when there is something to ask the workers about.
+        """Returns the texts that the workers have last written with `write_news`: one for each replica whose state
+        directory is on this machine. A text that has changed means that there is something to ask the workers about.
         """
         texts = []
         for file in sorted(pathlib.Path(self.state).glob(f"replica-*/{_NEWS}")):
@@ -83,15 +94,17 @@ class FollowSettings:
 
 
 def write_news(state: str, text: str) -> None:
-    """Has `FollowSettings.news` return another text for the replica with this state directory. Without room on the disk
-    the text stays as it is.
+    """Writes `text` into the state directory `state` of a replica, where `FollowSettings.news` reads it. If the file
+    cannot be written, because the disk is full, for example, nothing is raised.
     """
     with contextlib.suppress(OSError):
         pathlib.Path(state, _NEWS).write_text(text, encoding="utf-8")
 
 
 def log_of_worker(settings: Mapping[str, Any], replica: int) -> Log:
-    """Returns the log that a worker follows, with a state directory for each replica of the server."""
+    """Returns the log that a worker of this replica follows, from the result of `FollowSettings.for_worker`. Each
+    replica of the server has a state directory of its own.
+    """
     state = pathlib.Path(settings["state"], f"replica-{replica}")
     return Log(settings["location"], trusted_keys=tuple(settings["keys"]), state=state)
 

@@ -12,14 +12,15 @@ _log = logging.getLogger("sparsecast")
 
 
 class PauseLease:
-    """The right of a trainer to keep an engine paused, until a deadline that it renews. For one event loop.
+    """The right of a trainer to keep an engine paused, until a deadline that the trainer can put off (`renew`). For one
+    event loop.
 
-    expire   ends the update in progress and resumes the engine, or leaves it paused; returns a sentence about that.
+    expire   called when the deadline passes: ends the update in progress, and resumes the engine or leaves it paused;
+             returns a sentence that says what it did.
     log      gets this sentence: a logger that the server shows to its operator.
 
     An expiry takes several calls of the engine. A trainer that renews during an expiry waits until the expiry has
-    ended: the pause that it takes afterwards is its own, and nothing that was begun for the earlier lease ends this
-    pause.
+    ended, so that the expiry cannot end the pause that the trainer takes afterwards.
     """
 
     def __init__(self, expire: Callable[[], Awaitable[str]], log: logging.Logger = _log) -> None:
@@ -28,7 +29,7 @@ class PauseLease:
         self._watch: asyncio.Task[None] | None = None  # Waits for the deadline; None also during an expiry.
         self._turn = asyncio.Lock()  # Held while a lease is changed, and while one expires.
         self.last_expiry = ""
-        """Sentence about what was done when a lease last ran out; empty if no lease has."""
+        """Sentence that says what was done when a lease last ran out; empty if none has."""
 
     @property
     def is_held(self) -> bool:
@@ -36,8 +37,8 @@ class PauseLease:
         return self._watch is not None
 
     async def renew(self, seconds: float) -> None:
-        """Takes or renews the lease: the pause may last `seconds` from now on. Waits for the end of an expiry that has
-        begun.
+        """Takes or renews the lease: the pause may last `seconds` from now on. If an expiry has begun, waits for its
+        end first.
         """
         async with self._turn:
             if self._watch is not None:
@@ -45,7 +46,7 @@ class PauseLease:
             self._watch = asyncio.get_running_loop().create_task(self._expire_in(seconds))
 
     async def end(self) -> None:
-        """Ends the lease and leaves the pause as it is. Waits for the end of an expiry that has begun."""
+        """Ends the lease and leaves the engine paused. If an expiry has begun, waits for its end first."""
         async with self._turn:
             if self._watch is not None:
                 self._watch.cancel()

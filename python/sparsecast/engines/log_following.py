@@ -36,35 +36,42 @@ _log = logging.getLogger("sparsecast")
 
 
 class LedEngine(Protocol):
-    """The engine behind a server, as the process of the HTTP server reaches it."""
+    """The engine behind a server that follows a log, with the calls that the process of the HTTP server makes."""
 
     async def ask(
         self, step: Literal["follow", "status", "apply"], replicas: Sequence[int] = ()
     ) -> list[dict[str, Any]]:
-        """Has every worker begin to follow, or those of `replicas` write what they have staged; returns
-        `WorkerFollower.status` of each worker.
+        """Has every worker do one step, and returns `WorkerFollower.status` of each worker. "follow" begins to follow
+        the log, "status" does nothing more, and "apply" writes the staged version on the workers of `replicas`, all of
+        which have staged it.
         """
 
     async def is_paused(self) -> bool:
-        """Returns whether generation is paused, by whomever."""
+        """Returns whether generation is paused, no matter who has paused it."""
 
     async def pause(self, mode: str) -> None:
-        """Pauses generation; `mode` says what becomes of requests in flight, as `FollowSettings.pause`."""
+        """Pauses generation. `mode` says what becomes of requests in flight (keep, retract, wait or abort), as in
+        `FollowSettings`.
+        """
 
     async def resume(self) -> None:
-        """Ends the pause."""
+        """Ends the pause of generation."""
 
     async def reset_cache(self, mode: str) -> bool:
-        """Drops what was computed with other weights, in a pause by `mode`; returns whether all of it was."""
+        """Drops the cached results of the previous weights, such as the prefix cache; generation is paused with `mode`.
+        Returns whether the whole cache was dropped.
+        """
 
     async def name(self, version: str) -> None:
-        """Has the server answer this version where it names that of its weights."""
+        """Sets the version that the server names as the version of its weights."""
 
 
 class LogFollowing:
     """Leads one server through the versions of a log. For one event loop.
 
-    log    gets what is said about the log: a logger that the server shows to its operator.
+    engine    the server's engine, whose workers fetch and write the versions
+    settings  location of the log, and how and when versions are taken
+    log       logger for messages about the log, which the server shows to its operator
     """
 
     def __init__(self, engine: LedEngine, settings: FollowSettings, log: logging.Logger = _log) -> None:
@@ -83,7 +90,9 @@ class LogFollowing:
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
-        """Follows until it is cancelled. No failure ends it: the server goes on with what it has, and says so."""
+        """Follows the log until it is cancelled. No failure ends it: the server goes on with the weights that it has,
+        and `status` has the error.
+        """
         while True:
             took = False
             looked = False
@@ -100,7 +109,9 @@ class LogFollowing:
             await self._rest(_SOON_SECONDS if took else _NEWS_SECONDS, until_news=looked and self._is_settled())
 
     async def ask(self) -> dict[str, Any]:
-        """Returns the status as the workers answer it now, or the last one if they take longer than 2 s."""
+        """Asks the workers, and returns `status` with their answers; if they take longer than 2 s, with their previous
+        answers.
+        """
         self._asked.set()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._next_look(), _STATUS_SECONDS)
@@ -127,7 +138,9 @@ class LogFollowing:
             await self._changed.wait()
 
     async def _rest(self, seconds: float, *, until_news: bool) -> None:
-        """Returns when somebody asks, and after `seconds`; with `until_news` only once the workers have written news."""
+        """Waits up to `seconds`, and returns earlier when somebody calls `ask` or `reach`. With `until_news`, goes on
+        waiting until the workers have written news, but not much longer than 30 s.
+        """
         end = time.monotonic() + _LONGEST_SECONDS
         while not self._asked.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
@@ -139,16 +152,18 @@ class LogFollowing:
         return await asyncio.to_thread(self._settings.news)
 
     def _is_settled(self) -> bool:
-        """Returns whether the workers' news say when the next step is due: not while some have staged and others have
-        not, nor for replicas on other hosts.
+        """Returns whether the workers will announce the next step by news, so that they need not be asked before. False
+        for weights that are not whole, for replicas on other hosts, and while a version is due that only some workers
+        have staged.
         """
         if not self._is_whole() or len(self._news) < len({worker["replica"] for worker in self._workers}):
             return False
         return not self._is_due() or all(worker["state"] != "staged" for worker in self._workers)
 
     def status(self) -> dict[str, Any]:
-        """Returns JSON values: `served` is the version that the server names, `wanted` the least version that was asked for,
-        `pause_seconds` the duration of the last pause, in which no token was generated.
+        """Returns the state of the following as JSON values. `served` is the version that the server names, and
+        `wanted` the oldest version that satisfies all calls of `reach`. `paused` says whether this task has paused
+        generation, and `pause_seconds` is the duration of the last such pause. `workers` are the workers' last answers.
         """
         return {
             "location": self._settings.location,
@@ -164,8 +179,9 @@ class LogFollowing:
         }
 
     async def reach(self, version: int, timeout: float) -> int:
-        """Returns the version that is served once it is `version` or a newer one; a server that takes versions when it
-        is told takes this one. Raises asyncio.TimeoutError, and UsageError with the reason if the following has ended.
+        """Waits until the server serves `version` or a newer one, and returns the version that it serves. A server that
+        takes versions only when it is told is told by this call. Raises asyncio.TimeoutError after `timeout` seconds,
+        and UsageError with the reason if a worker follows no more.
         """
         self._wanted = max(self._wanted, version)
         self._asked.set()
@@ -181,7 +197,9 @@ class LogFollowing:
             return self._served
 
     async def _look(self) -> bool:
-        """Takes the version that is staged, if it is due; returns whether one was."""
+        """Asks the workers for their status, and has the staged version written if it is due. Returns whether a version
+        was written.
+        """
         if not self._workers:
             self._workers = await self._engine.ask("follow")
         else:
@@ -199,7 +217,7 @@ class LogFollowing:
         return bool(staged)
 
     def _staged(self) -> list[int]:
-        """Returns the numbers of the replicas all of whose workers have staged a version."""
+        """Returns the numbers of the replicas in which every worker has staged a version."""
         waiting = {worker["replica"] for worker in self._workers if worker["state"] != "staged"}
         return sorted({worker["replica"] for worker in self._workers} - waiting)
 
@@ -216,8 +234,8 @@ class LogFollowing:
         self._cache_reset = await self._engine.reset_cache(self._settings.pause)
 
     async def _pause(self) -> None:
-        """Pauses generation, unless it is; a pause of somebody else is not ended here, and one that somebody else has
-        ended begins again.
+        """Pauses generation, unless it is paused. A pause that somebody else has begun is not ended by this task later.
+        If somebody else has ended this task's pause, it begins again.
         """
         if not await self._engine.is_paused():
             begin = time.monotonic()
@@ -225,7 +243,9 @@ class LogFollowing:
             self._paused_at = self._paused_at or begin
 
     async def _name(self) -> None:
-        """Has the server name the version that all replicas hold; rank 0 of each knows it."""
+        """Has the server name the version that all replicas hold, if it is one and the same; rank 0 of each replica
+        knows it.
+        """
         versions = {worker["version"] for worker in self._workers if worker["is_whole"] and worker["rank"] == 0}
         version = versions.pop() if len(versions) == 1 else None
         if version is not None and version != self._served:
@@ -242,7 +262,9 @@ class LogFollowing:
 
 
 def router() -> APIRouter:
-    """Returns the routes of a server that follows a log, whose LogFollowing is `app.state.sparsecast_following`."""
+    """Returns the two routes of a server that follows a log: one for its status, and one that waits for a version. They
+    expect a LogFollowing in `app.state.sparsecast_following`, and answer 404 if there is none.
+    """
     routes = APIRouter()
 
     def following(request: Request) -> LogFollowing:

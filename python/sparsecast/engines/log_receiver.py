@@ -44,21 +44,25 @@ _EXIT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of an engine, each of which holds a part of the tensors."""
+    """The ranks of an engine that follow a log together, each of which holds a part of the tensors."""
 
     channel: ControlChannel
-    """Between the ranks, for this use alone."""
+    """Channel between the ranks, which nothing else uses."""
     layout: Layout
-    """Of the whole engine, the same on all ranks."""
+    """Layout of the whole engine, the same on all ranks."""
 
 
 class LogReceiver:
-    """Keeps the live weights of a rank of an engine at the versions of a delta log.
+    """Keeps the live weights of one rank of an engine at the versions of a delta log.
 
-    `log.state` is a directory of this engine alone, for fetched objects and what it has seen of the log; all its ranks
-    can read it, and rank 0 says there when its state has changed (`FollowSettings.news`). `tensors` are whole canonical tensors, parallel to `table`, which may be views; with `ranks` they are
-    what the layout has for this rank. The caller keeps them where they are. `recomputations` and `guard` mean what they
-    mean for `Receiver`. The thread begins with `start`, and looks for news every `interval` seconds.
+    `log.state` is a directory of this engine alone, which all its ranks can read. It holds fetched objects and what the
+    engine has seen of the log, and rank 0 writes there that its state has changed (`write_news`). Without `ranks`,
+    `tensors` are whole canonical tensors, parallel to `table`, which may be strided views; with `ranks` they are the
+    tensors of this rank in the layout, in its order. The caller must not move them.
+
+    After every write, `recomputations` bring up to date the tensors that the engine computes from its weights. `guard`
+    raises UsageError once a weight of the model has moved to other memory; nothing is written then. `start` begins the
+    thread that follows the log and looks for news every `interval` seconds.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class LogReceiver:
 
     @property
     def version(self) -> int | None:
-        """Version that the weights are known to hold; None before the log's versions have been looked at."""
+        """Version of the log that the weights hold; None until it has been found out, and on every rank but 0."""
         return self._version
 
     @property
@@ -117,7 +121,7 @@ class LogReceiver:
             return self._told_state()
 
     def status(self) -> dict[str, Any]:
-        """Returns the place of the engine in the log as JSON values.
+        """Returns the place of this rank in the log as JSON values. Thread-safe.
 
         `lag` counts versions, up to the newest that was seen `head_age` seconds ago, and `lag_seconds` is for how long
         a newer version has been known; while a version is staged nothing newer is looked for. `error` is the last failure, empty after a success. `reseeded` counts the anchors taken. In
@@ -143,16 +147,17 @@ class LogReceiver:
     # -- for the engine's thread ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to follow. The thread ends with `close`, or when the interpreter ends."""
+        """Starts the thread that follows the log. It ends with `close`, or when the interpreter ends."""
         atexit.register(self.close, _EXIT_SECONDS)
         self._thread.start()
 
     def apply(self, timeout: float = 0.0) -> bool:
-        """Runs the pause if a version is staged within `timeout` seconds: writes in place, verifies, and computes again
-        what the engine derives from its weights. Nothing may read the weights meanwhile.
+        """Runs the pause, if a version is staged now or within `timeout` seconds: writes the version in place, verifies
+        it, and computes again what the engine derives from its weights. Nothing may read the weights meanwhile.
 
         Returns whether the weights were written; `status` tells which version they hold. Raises DirtyError if a derived
-        tensor could not be computed, UsageError if the engine has a weight in other memory: the following stops then.
+        tensor could not be computed. Raises UsageError if a weight of the model has moved to other memory; the receiver
+        is then "broken", and follows no more.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._state == "staged", timeout):
@@ -182,11 +187,11 @@ class LogReceiver:
         return True
 
     def close(self, timeout: float = 60.0) -> None:
-        """Ends the following, within `timeout` seconds. The weights stay at the version that `status` names; a version
-        that is staged is dropped.
+        """Stops following the log, and waits up to `timeout` seconds for the thread to end. The weights stay at the
+        version that `status` names; a staged version is dropped.
 
-        A request to a store that is under way when the time is over goes on in the background, and nothing is written
-        after it.
+        A request to a store that is still running after that time goes on in the background, but nothing is written
+        into the weights any more.
         """
         with self._changed:
             self._state = "closed"
@@ -273,8 +278,9 @@ class LogReceiver:
         return LogFollower(self._log.location, self._table, self._tensors, pause=self._pause, **options)
 
     def _pause(self, paused: bool) -> bool:
-        """Is called around each write of the weights, in the thread that follows. Waits for `apply` before it, and
-        returns whether the write was granted.
+        """Called by the follower before each write of the weights (`paused` is True) and after it (False), in the
+        thread that follows. The call before the write waits until the engine's thread is in `apply`, and returns
+        whether the weights may be written: False after `close`.
         """
         with self._changed:
             self._look_at_weights()
@@ -301,7 +307,9 @@ class LogReceiver:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
-        """Says in the state directory what a server would ask this rank for, if it has changed; rank 0 speaks for all."""
+        """Writes this rank's state, version and error into the state directory, for the server to see, if they have
+        changed. Only rank 0 does so, for all ranks.
+        """
         news = f"{self._told_state()} {self._version} {self._not_computed or self._error}"
         if self._rank == 0 and news != self._news:
             self._news = news
@@ -312,7 +320,9 @@ class LogReceiver:
         return "dirty" if not whole and self._state in ("unproven", "ready", "broken") else self._state
 
     def _look_at_weights(self) -> None:
-        """Takes over which version the weights are of, and whether they are of any; in the thread that follows."""
+        """Asks the follower which version the weights hold, and whether they are whole, and remembers the answers. For
+        the thread that follows.
+        """
         follower = self._follower
         if follower is not None and follower.version is not None:
             self._version = follower.version
@@ -325,7 +335,9 @@ class LogReceiver:
             self._state = "broken"
 
     def _recompute(self) -> None:
-        """Brings what the engine has computed from its weights up to date with them."""
+        """Computes again, from the weights, the tensors that the engine derives from them. If that fails, the error is
+        kept for `status`, and raised.
+        """
         try:
             for recomputation in self._recomputations:
                 recomputation.run()

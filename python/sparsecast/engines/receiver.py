@@ -31,8 +31,8 @@ State = Literal["unproven", "ready", "receiving", "staged", "applying", "broken"
 
 @dataclass(frozen=True)
 class Receipt:
-    """Report of one update on this rank. It exists only if every rank of the group has verified the digest of the
-    version.
+    """Report of one update on this rank. A receipt exists only if every rank of the group has verified the digest of
+    the version.
     """
 
     engine: str
@@ -47,42 +47,49 @@ class Receipt:
     wire_seconds: float
     stage_seconds: float
     pause_seconds: float
-    """Seconds in `apply`: the writes, the digest, the decision of all ranks, and what is computed from the weights."""
+    """Seconds in `apply`: for the writes, the digest, the decision of all ranks, and the tensors computed from the
+    weights.
+    """
     recompute_seconds: float = 0.0
-    """Share of `pause_seconds` that the engine's own code took to compute tensors from the weights."""
+    """Part of `pause_seconds` in which the engine's own code computed tensors from the weights."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the memory of a rank holds."""
+    """The content of a rank's weight memory: its version, and whether all of the memory is of that version."""
 
     is_whole: bool
-    """Whether all of it is of one version, so that it may be served."""
+    """Whether all of the memory is of one version, so that it may be served."""
     version: int | None
     """Version in the memory; None for the weights of the engine's checkpoint, or of another trainer."""
 
 
 @dataclass
 class VersionSpan:
-    """Versions under which a text was generated. `end` is -1 until the span is closed."""
+    """Versions of the weights at the start and at the end of one generation. `end` is -1 until the generation has
+    ended.
+    """
 
     start: int
     end: int = -1
     undisturbed: bool = False
-    """Whether no apply ran, not even a failed one, between start and end: every token is of version `start`."""
+    """Whether no apply ran between start and end, not even a failed one; then every token is of version `start`."""
 
 
 class Receiver:
     """Keeps the live weights of one rank of an engine at the trainer's versions.
 
-    `layout` is the whole engine's, the same on all its ranks; `tensors[i]` is the memory of
-    `layout.ranks[rank].tensors[i]`, contiguous, which the caller keeps where it is. The memory holds `version` now,
-    unless `needs_anchor`: then `join` writes all of it. On a GPU all work is enqueued on `stream` (its handle; 0: a
-    stream of the receiver's own). `entry_bytes` means the same as for `Subscriber`. `recomputations` bring tensors that
-    the engine computes from its weights up to date, after every write. `guard` raises UsageError once the model has a
-    weight in other memory: `join`, `start_receive`, `apply` and `audit` ask it first, and nothing is written then.
-    `before` is what the engine could serve until now, of this trainer or not; None: `version`, or its checkpoint with
-    `needs_anchor`. Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
+    `layout` describes the whole engine and is the same on all its ranks; `tensors[i]` is the memory of
+    `layout.ranks[rank].tensors[i]`, contiguous, which the caller must not move. The memory holds `version` now; with
+    `needs_anchor` it holds no version, and `join` writes all of it. On a GPU all work is enqueued on the CUDA stream
+    with handle `stream` (0: a stream of the receiver's own). `threads`, `audit_versions`, `audit_time` and
+    `entry_bytes` are handed to the `ShardedSubscriber` as they are.
+
+    After every write, `recomputations` bring up to date the tensors that the engine computes from its weights. `guard`
+    raises UsageError once a weight of the model has moved to other memory: `join`, `start_receive`, `apply` and `audit`
+    call it first, and write nothing if it raises. `before` says what the engine could serve until now, be it of this
+    trainer or not; None: `version`, or with `needs_anchor` the engine's checkpoint. Raises what `ShardedSubscriber`
+    raises for a layout and memory that do not fit.
     """
 
     def __init__(
@@ -139,7 +146,7 @@ class Receiver:
 
     @property
     def version(self) -> int:
-        """Version last verified. During an apply this is still the version before."""
+        """Version that was last verified. During an apply this is still the previous version."""
         return self._version
 
     @property
@@ -148,20 +155,24 @@ class Receiver:
 
     @property
     def held(self) -> Held:
-        """What the memory holds now: what it held before the first join until an anchor's first byte comes."""
+        """Content of the memory now. It is not whole during an apply and in state "dirty". Until the first `join` has
+        succeeded it is the content that the memory had at the start, no longer whole once an anchor has begun to
+        overwrite it; after `close` it is the content at that time.
+        """
         if self._state in ("unproven", "closed"):
             return Held(self._before.is_whole and not self._subscriber.anchor_begun, self._before.version)
         return Held(self._state not in ("dirty", "applying"), self._version)
 
     @property
     def in_doubt(self) -> int:
-        """Version that this rank has applied without hearing whether the group committed it, in state "broken"; 0:
-        none. The weights are whole, and of the version in doubt, while `version` is still the version before.
+        """Version that this rank has applied without hearing whether the group committed it; 0 if there is none, and in
+        any state but "broken". Such weights are whole and of the version in doubt, while `version` is still the
+        previous version.
         """
         return self._subscriber.in_doubt if self._state == "broken" else 0
 
     def status(self) -> dict[str, Any]:
-        """Returns the place of this rank, and what its weights hold, as JSON values. Thread-safe."""
+        """Returns the state of this rank, its version, and what its weights hold, as JSON values. Thread-safe."""
         held = self.held
         return {
             "engine": self.engine,
@@ -179,8 +190,9 @@ class Receiver:
 
     @contextlib.contextmanager
     def span(self) -> Iterator[VersionSpan]:
-        """Starts a stamp of a generation: the versions at its start and end. Raises DirtyError if no version is
-        whole.
+        """Context manager for one generation: yields a `VersionSpan` with the version of the weights now, and sets the
+        version at the end when the context ends. Raises DirtyError if the weights are half-written, and so of no
+        version.
         """
         with self._lock:
             self._refuse_dirty()
@@ -194,7 +206,9 @@ class Receiver:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the model has a weight in other memory than this receiver writes; it is of no use then."""
+        """Whether a weight of the model has moved to other memory than this receiver writes. The receiver is of no use
+        then.
+        """
         try:
             self._guard()
         except UsageError:
@@ -204,13 +218,14 @@ class Receiver:
     # -- for the engine's thread ---------------------------------------------------------------------------------
 
     def join(self, world: World, timeout: float = 60.0) -> None:
-        """Meets the trainer and all engines as rank `world.rank_offset`, and verifies that this rank holds the
-        trainer's version.
+        """Meets the trainer and all engines as rank `world.rank_offset` of the world, and verifies that this rank holds
+        the trainer's version.
 
         Collective over the world, within `timeout` seconds. Writes the weights if they hold no version, or another
-        version than the trainer's (no generation may run then); otherwise it only reads the weights. Joining again
-        replaces the group, whatever its state. Raises UnauthenticatedError for another secret, DeadlineError if not all
-        ranks come, DigestMismatchError if the memory differs from its version, and the errors of the plan.
+        version than the trainer's (no generation may run then); otherwise only reads them. Joining again replaces the
+        group, whatever its state. Raises UnauthenticatedError for another secret, DeadlineError if not all ranks come,
+        DigestMismatchError if the memory differs from its version, GroupMismatchError or WrongBaseError if the ranks do
+        not fit together, and UsageError during an update (call `abandon` first).
         """
         self._refuse_closed()
         self._guard()
@@ -235,10 +250,10 @@ class Receiver:
 
     def start_receive(self, timeout: float = 60.0, *, base_version: int | None = None) -> None:
         """Starts receiving the next version in the background; generation continues. Collective with the trainer's
-        sync().
+        sync(). `timeout`, in seconds, is for the receive.
 
-        `base_version` is the version that the trainer expects this engine to have: VersionGapError is raised if the
-        engine has another version.
+        `base_version` is the version from which the trainer's update starts: VersionGapError is raised if this rank has
+        another version. None: it is not checked here.
         """
         self._refuse_closed()
         self._refuse_dirty()
@@ -254,7 +269,9 @@ class Receiver:
         self._staging = self._wire.submit(self._receive, timeout)
 
     def wait_staged(self, timeout: float = 60.0) -> None:
-        """Waits until the version has arrived and has been checked. Raises the failure, or DeadlineError."""
+        """Waits until the next version has arrived and has been checked. Raises the error of the receive if it failed,
+        DeadlineError after `timeout` seconds, and UsageError if no receive was started.
+        """
         staging = self._staging
         if staging is None:
             raise UsageError(f"engine {self.engine!r}: no start_receive() before")
@@ -263,12 +280,12 @@ class Receiver:
         staging.result()
 
     def apply(self, timeout: float = 60.0) -> Receipt:
-        """Runs the pause: applies the staged version in place, verifies its digest, and waits for the decision of all
-        ranks.
+        """Runs the pause of an update: applies the staged version in place, verifies its digest, and waits for the
+        decision of all ranks. `timeout`, in seconds, is for all of it.
 
-        Waits for the staging if it is not done. Nothing may read the weights meanwhile. If it raises, the version
-        before stands (`state` is "broken": join again), unless the decision was not heard (`in_doubt`), or the weights
-        are half-written ("dirty").
+        Waits for the staging if it is not done. Nothing may read the weights meanwhile. If it raises, the weights are
+        still of the previous version (`state` is "broken": join again), unless the decision of the group was not heard
+        (`in_doubt`), or the weights are half-written ("dirty").
         """
         deadline = time.monotonic() + timeout
         self.wait_staged(timeout)
@@ -298,14 +315,15 @@ class Receiver:
         return receipt
 
     def update(self, timeout: float = 60.0, *, base_version: int | None = None) -> Receipt:
-        """Runs start_receive() and apply(), for a caller that has already paused."""
+        """Runs start_receive() and then apply(), for a caller that has already paused generation."""
         self.start_receive(timeout, base_version=base_version)
         return self.apply(timeout)
 
     def abandon(self, reason: str, timeout: float = 60.0) -> None:
-        """Leaves the group and drops the version in progress: the other ranks fail with this reason. Call join() again.
+        """Leaves the group and drops the version in progress: the other ranks fail with `reason`. Call join() to go on.
 
-        The version before stands. A receive in the background ends with the channel, at once.
+        The weights stay as they are. A receive in the background ends at once, because its channel is closed; raises
+        DeadlineError if it has not ended within `timeout` seconds.
         """
         if self._channel is not None:
             self._channel.abort(reason)
@@ -317,11 +335,11 @@ class Receiver:
             self._state = "broken"
 
     def settle(self, committed: bool) -> None:
-        """Ends a doubt without the trainer, which is gone: the version in doubt stands, or the version before comes
-        back.
+        """Decides about the version in doubt without the trainer, which is gone: with `committed` the version in doubt
+        stands, otherwise the previous version is restored. Does nothing if no version is in doubt.
 
-        No generation may run. All ranks of an engine settle alike. Raises DirtyError if the version before could not be
-        brought back. Does nothing without a doubt.
+        No generation may run. All ranks of an engine must settle alike. Raises DirtyError if the previous version could
+        not be restored.
         """
         if self.in_doubt == 0:
             return
@@ -335,9 +353,9 @@ class Receiver:
             self._version = self._subscriber.version
 
     def audit(self) -> None:
-        """Reads all weights and compares their digest with the digest of the version, and compares what the engine has
-        computed from the weights with what it computes now. Raises DirtyError naming a tensor; only join() repairs the
-        weights then. No generation may run.
+        """Reads all weights and compares their digest with the digest of the version; also computes again what the
+        engine derives from the weights, and compares. Raises DirtyError naming a tensor that differs; only join()
+        repairs the weights then. No generation may run.
         """
         self._refuse_closed()
         self._refuse_dirty()
@@ -351,7 +369,9 @@ class Receiver:
             raise
 
     def close(self, timeout: float = 60.0) -> None:
-        """Leaves the group; the weights do not change. Ranks that wait for this rank fail at once."""
+        """Leaves the group and ends the receiver; the weights do not change. Ranks that wait for this rank fail at
+        once. Raises DeadlineError if a receive in the background has not ended within `timeout` seconds.
+        """
         if self._state != "closed":
             self.abandon(f"engine {self.engine!r}, rank {self.rank}, has left", timeout)
             self._before = self.held
@@ -364,7 +384,9 @@ class Receiver:
         on_device(self._device, lambda: self._subscriber.regroup(channel, channels=channels, timeout=timeout))
 
     def _recompute(self) -> None:
-        """Brings what the engine has computed from its weights up to date with them; "dirty" if that fails."""
+        """Computes again, from the weights, the tensors that the engine derives from them. If that fails, the state is
+        "dirty" and the error is raised.
+        """
         try:
             for recomputation in self._recomputations:
                 recomputation.run()
@@ -391,8 +413,8 @@ class Receiver:
                 self._epoch += 1
 
     def _after_failed_join(self, error: BaseException, verified: bool) -> State:
-        """Returns the state after a failed join, which may have started to write an anchor: reading the weights
-        tells.
+        """Returns the state after a join that failed with `error`. `verified` says whether the weights were known to be
+        whole before the join; if the join has begun to overwrite such weights, an audit tells whether they are "dirty".
         """
         if isinstance(error, DirtyError) or self._state == "dirty":
             return "dirty"
@@ -434,7 +456,9 @@ class Receiver:
 
 
 def on_device(device: str, work: Callable[[], None]) -> None:
-    """Runs `work` with the CUDA device of the weights current in this thread, which a new thread does not inherit."""
+    """Runs `work` in this thread with the CUDA device `device` (such as "cuda:1") as the current one, because a new
+    thread does not inherit the current device. For any other device it only runs `work`.
+    """
     if not device.startswith("cuda"):
         work()
         return

@@ -12,21 +12,24 @@ _RELEASE = re.compile(r"(\d{1,6})\.(\d{1,6})(?:[.a-z+-][0-9A-Za-z.+-]{0,60})?")
 
 
 def own_release() -> str:
-    """Returns the version of this installation; empty where its compiled part is not here."""
+    """Returns the version of the installed sparsecast, such as "0.3.1"; an empty string if its compiled part is
+    missing.
+    """
     return str(getattr(sparsecast, "__version__", ""))
 
 
 def works_with(release: str) -> bool:
-    """Returns whether `release` differs from the version of this installation in the patch number alone, if at all. An
-    empty version, of a caller or an installation that has none, is not compared.
+    """Returns whether version `release` of sparsecast works with this installation: the two versions are equal, or
+    differ in the patch number alone. Returns True if one of them is empty, that is, not known.
     """
     own = own_release()
     return not release or not own or _series(release) == _series(own)
 
 
 def refuse_other_release(release: object) -> None:
-    """Raises UnsupportedError, naming both versions and the cure, if the trainer's `release` differs from the version
-    of this installation in more than the patch number.
+    """Raises UnsupportedError, with both versions and the cure, if version `release` of the trainer differs from the
+    version of this installation in more than the patch number. Raises UsageError if `release` is no version at all. An
+    empty `release`, of a trainer that does not name its version, is accepted.
     """
     if not isinstance(release, str) or (release and not _RELEASE.fullmatch(release)):
         raise UsageError(f"release is {release!r}, not a version of sparsecast")

@@ -49,8 +49,11 @@ def is_wanted() -> bool:
 
 
 class RequestVersions:
-    """The ASGI middleware around the application `app`. `ask` returns the version of the weights as the engine names
-    it; if it is None, vLLM's engine is asked.
+    """ASGI middleware around the application `app`. A request for a generation waits for the version of the weights
+    that its headers ask for, or is refused; its response names the versions at its start and its end.
+
+    `ask` returns the name that the engine gives the version of its weights; a name that is not a decimal number counts
+    as version 0. If `ask` is None, vLLM's engine client is asked.
     """
 
     def __init__(self, app: Application, ask: Callable[[], Awaitable[str]] | None = None) -> None:
@@ -58,8 +61,9 @@ class RequestVersions:
         self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request: waits for the version that the request needs and passes the request on, or answers 409;
-        answers 400 if a header is not a number. Requests for paths that do not generate are passed on as they are.
+        """Serves one request. Waits, as long as the request allows, for the version of the weights that it needs, and
+        passes it on; answers 409 if the server does not have that version by then, and 400 if a header is not a number.
+        Requests for paths that do not generate are passed on unchanged.
         """
         if scope["type"] != "http" or not scope["path"].startswith(_PATHS):
             await self._app(scope, receive, send)
@@ -90,8 +94,9 @@ class RequestVersions:
 
 
 class _Stamped:
-    """Sends a response with the versions of its start and its end. The head of the response is held back until the
-    first part of the body is there, because a short answer also names its end there.
+    """An ASGI `send` for one response, which adds the versions of the weights at the start and at the end of the
+    response. Holds the head of the response back until the first part of the body comes, because a response of one part
+    names both versions in its head.
     """
 
     def __init__(self, send: Send, start: int, version: Callable[[], Awaitable[int]]) -> None:

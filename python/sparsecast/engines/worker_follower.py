@@ -27,11 +27,13 @@ Traced = tuple["TracedLoader", list["Recomputation"]]
 
 
 class WorkerFollower:
-    """The follower of one worker, or the reason why the worker cannot follow. For the engine's thread.
+    """The follower of a delta log in one worker of an engine, or the reason why the worker cannot follow. For the
+    engine's thread.
 
-    `start` returns the receiver of the worker's weights, and what the receiver computes again after each write;
-    whatever it raises is the reason. `location` is that of the log, `device` that of the model. `rank` counts the
-    workers of an engine, which follow together (`receiver_of`), and `replica` the engines of a server.
+    The constructor calls `start`, which returns the receiver of the worker's weights and the recomputations that the
+    receiver runs after each write. If `start` raises, its exception is the reason. `location` is the location of the
+    log, for messages, and `device` the device of the model. `rank` is the number of the worker in its engine, and
+    `replica` the number of the engine in its server.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class WorkerFollower:
             log.error("sparsecast does not follow %s: %s", location, self._refusal)
 
     def status(self) -> dict[str, Any]:
-        """Returns the place of this worker in the log (`LogReceiver.status`), and how its tensors are updated; a refusal
-        is state "broken" with its reason.
+        """Returns the place of this worker in the log (`LogReceiver.status`), and how its tensors are updated
+        (`report`). If the worker cannot follow, its "state" is "broken", and "error" has the reason.
         """
         place = {"replica": self.replica, "rank": self._rank}
         if self._receiver is None:
@@ -70,7 +72,9 @@ class WorkerFollower:
         return {**place, **self._receiver.status(), **report(self._recomputations)}
 
     def apply(self, timeout: float = 0.0) -> None:
-        """Writes the version that is staged, if one is within `timeout` seconds. The status says what has failed."""
+        """Writes the staged version into the weights; waits for one up to `timeout` seconds. Writes nothing if there is
+        none, or if this worker cannot follow. Does not raise errors of this library: `status` has them.
+        """
         if self._receiver is None:
             return
         if self._device.type == "cuda":
@@ -82,8 +86,8 @@ class WorkerFollower:
 
 
 def lock_state(log: Log) -> int:
-    """Takes the state directory of `log` for this process, until the descriptor that is returned is closed. Raises
-    UsageError if another process has it.
+    """Locks the state directory of `log` for this process, and creates the directory if it does not exist. The lock
+    lasts until the returned file descriptor is closed. Raises UsageError if another process holds the lock.
     """
     state = pathlib.Path(str(log.state))
     state.mkdir(parents=True, exist_ok=True)
@@ -98,12 +102,13 @@ def lock_state(log: Log) -> int:
 
 
 def trace_for_log(trace: Callable[[Mapping[str, str]], Traced], *, whole: bool) -> Traced:
-    """Returns what `trace` returns when it is given modes by patterns of names, after proving what the engine computes
-    from its weights.
+    """Traces a model that is to follow a delta log, and proves that what the engine computes from its weights can be
+    computed again. Returns the address map and the recomputations.
 
-    With `whole`, for an engine of one worker, every tensor lies in one piece: one that the engine cuts into several is
-    kept whole beside the model, and loaded from there after each write. Raises UnsupportedError naming tensors that
-    cannot follow.
+    `trace` does the tracing; it is given modes (of `MODES`) by patterns of names. With `whole`, for an engine of one
+    worker, every canonical tensor must lie in one piece: tensors that the engine cuts into several pieces get copies
+    outside the model, from which they are loaded again after each write. Raises UnsupportedError naming tensors that
+    cannot follow a log.
     """
     from sparsecast.engines.trace.whole import cut_tensors, refuse_ties
 
@@ -128,11 +133,13 @@ def receiver_of(
     guard: Callable[[], None],
     group: ProcessGroup | None = None,
 ) -> LogReceiver:
-    """Returns the receiver of a worker's model, which holds what `files` have. Collective over `group`, the workers of
-    the engine; None: it has one.
+    """Returns the receiver that lets the model of a worker follow `log`. `group` has the workers of the engine, which
+    all call this function (collective); None means that the engine has one worker.
 
-    `traced` and `recomputations` are those of `trace_for_log`, `interval` and `guard` those of `LogReceiver`. Raises
-    DeadlineError if the workers do not meet within `log.timeout`.
+    `traced` and `recomputations` are the result of `trace_for_log`. `files` yields (name, tensor) pairs of the
+    checkpoint, which fill the tensors that the model does not use. `interval` is the time between two looks at the log,
+    in seconds. `guard` raises UsageError once a weight of the model has moved to other memory. Raises DeadlineError if
+    the workers do not meet within `log.timeout` seconds.
     """
     from sparsecast import TensorTable, describe
     from sparsecast.engines.follow_ranks import followed_part
