@@ -26,8 +26,8 @@ MODES = ("in_place", "shadow", "nan_masked", "dense")
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """The whole storage of a live tensor of this rank, or a copy that is kept outside the model. `name` and `dtype` are
-    those that `LocalTensor` wants.
+    """The whole storage of a live tensor of this rank, or a copy that is kept outside the model. `name` is the name of
+    the tensor, and `dtype` its safetensors dtype at the trainer.
     """
 
     name: str
@@ -228,8 +228,8 @@ class TracedLoader:
         return [describe(_as_sent(t, seen_by(device, t.memory)), dtype=t.dtype) for t in self.tensors]
 
     def differences(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
-        """Compares canonical tensors (contiguous, on any device) with their places in memory. Returns, by name, the
-        number of elements whose bits differ, of tensors that have any.
+        """Compares canonical tensors (contiguous, on any device) with their places in memory. Returns, by name of each
+        tensor that differs, the number of elements whose bits differ.
 
         An empty dict for the whole checkpoint that the engine was started from proves the map right: nothing has
         repacked a parameter behind its loader. Tensors that this rank does not hold are passed over.
@@ -249,7 +249,7 @@ class TracedLoader:
         return {self.tensors[s.local].name.rpartition(".")[0] for s in self.shards if s.tensor in wanted}
 
     def _places(self, names: Collection[str]) -> dict[str, list[tuple[torch.Tensor, tuple[slice, ...]]]]:
-        """Returns, by canonical name, where that tensor lies in the tensors of `tensors` that are in `names`: pairs of
+        """Returns, by canonical name, where that tensor lies in those of `tensors` whose names are in `names`: pairs of
         a view of their memory and the box of the canonical tensor that the view holds.
         """
         places: dict[str, list[tuple[torch.Tensor, tuple[slice, ...]]]] = {}

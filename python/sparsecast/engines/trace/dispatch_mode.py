@@ -73,22 +73,22 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def storage_elements(tensor: torch.Tensor) -> int:
-    """Returns how many elements of the tensor's dtype its whole storage has."""
+    """Returns the number of elements of the tensor's dtype that fit into the tensor's whole storage."""
     return tensor.untyped_storage().nbytes() // tensor.element_size()
 
 
 class TraceRefusedError(RuntimeError):
-    """The loader asked for a value that a tensor without memory does not have."""
+    """Raised when the loader asks for the value of a tensor that has no memory, and so no value."""
 
 
 class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records where the elements of `canonical` go while a loader runs under this mode.
 
     `live` maps names to the tensors of the model; `canonical` maps names to tensors on the meta device. After the
-    trace, `memories[storage_key(t)]` has the origins of the elements of live tensor `t`. `computed` has, for each
-    canonical tensor with which the loader computes, the computation. `clashes` has the places of live tensors into
-    which two things were loaded, as (name of the live tensor, what met there). `read_on_host` names the canonical
-    tensors whose values the loader read on the host.
+    trace, `memories[storage_key(t)]` has the origins of the elements of live tensor `t`. `computed` has a sentence
+    about the computation, by name, for each canonical tensor with which the loader computes. `clashes` has a pair (name
+    of the live tensor, `Clash`) for each write over elements that another canonical tensor had filled. `read_on_host`
+    names the canonical tensors whose values the loader read on the host.
     """
 
     def __init__(self, live: dict[str, torch.Tensor], canonical: dict[str, torch.Tensor]) -> None:
@@ -184,7 +184,7 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return memory.names() if memory is not None else frozenset()
 
     def _is_read_back(self, tensor: torch.Tensor) -> bool:
-        """Returns whether a tensor is live, or has its elements from live tensors that the loader has read again."""
+        """Returns whether a tensor is live, or was made only from live tensors that the loader has read again."""
         return storage_key(tensor) in self._live_names or storage_key(tensor) in self._read_back
 
     def _note_read_back(self, tensor: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
@@ -192,8 +192,8 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._read_back.add(storage_key(tensor))
 
     def _all_names(self, tensors: Sequence[torch.Tensor]) -> frozenset[str]:
-        """Returns the names of the canonical tensors from which elements of `tensors` came, including what live tensors
-        got.
+        """Returns the names of the canonical tensors from which elements of `tensors` came, also by way of live tensors
+        into which they were loaded.
         """
         return frozenset[str]().union(*(self._names_of(t, live=True) for t in tensors))
 
@@ -209,8 +209,8 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.clashes += [(name, clash) for clash in clashes]
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Records what `target.copy_(source)` would do, with `source` broadcast to the shape of `target`; copies
-        nothing.
+        """Records the effect that `target.copy_(source)` would have, with `source` broadcast to the shape of `target`.
+        Copies nothing.
         """
         if not target.numel():
             return
@@ -343,8 +343,8 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def odd_float(n: int) -> float:
-    """Returns the `n`-th of a series of floats so odd that no loader uses them: each can stand for a value and be known
-    again.
+    """Returns the `n`-th of a series of floats that no loader uses as values. Each can stand for a value that does not
+    exist, and be recognized later.
     """
     return float(struct.unpack("<d", struct.pack("<Q", (0x0123 << 48) + n))[0])
 

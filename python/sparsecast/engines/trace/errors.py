@@ -29,12 +29,13 @@ def raise_for(
     names: Iterable[str],
     live: Iterable[str],
 ) -> None:
-    """Raises for what makes a trace incomplete: UsageError for names that the loader does not know, then
+    """Raises an error if a trace is incomplete: UsageError for names that the loader does not know, then
     UnsupportedError for refused tensors, then UsageError for parameters that nothing fills. Returns if there is none of
     these.
 
-    `failed` has the exceptions of the loader by canonical name, `refused` and `missing` are the fields of a
-    `TracedLoader`, `names` its canonical names, and `live` the names of the tensors of the model.
+    `failed` has the exceptions of the loader and `refused` the reasons of refusal, both by canonical name. `missing`
+    says how much of each unfilled parameter is missing, by the parameter's name. `names` are the canonical names, and
+    `live` the names of the tensors of the model, from which the messages suggest the nearest.
     """
     unknown = [name for name, error in failed.items() if is_unknown_name(error)]
     if unknown:

@@ -82,8 +82,8 @@ def trace_loader(
     have no memory are not refused. They get copies, on the device of the model in mode "shadow", else in host memory,
     which have no content until `TracedLoader.filling`. The first pattern (fnmatch) in `modes` that fits a name forces
     its mode (one of `MODES`): "in_place" is refused if there is no map, any other mode is taken even if there is one.
-    `several` names parameters into whose elements the loader may load several tensors, one over the other, that are not
-    ties; with `modes` these tensors get shadows.
+    `several` names parameters in which the loader may write several tensors over the same elements although the tensors
+    are not ties; with `modes` these tensors get copies, too.
     """
     for pattern, mode in (modes or {}).items():
         if mode not in MODES:
@@ -133,8 +133,8 @@ def _run_loader(
     load_weights: LoadWeights,
     failed: dict[str, Exception],
 ) -> LoaderTrace:
-    """Runs the loader under a trace and returns the trace: once for all tensors, as for a checkpoint; if that fails,
-    once for each tensor, and `failed` gets the exceptions by the name of the tensor.
+    """Runs the loader under a trace, and returns the trace. Runs it once for all tensors, as for a checkpoint; if that
+    fails, once for each tensor, and puts the exceptions into `failed` by the name of the tensor.
     """
     trace = LoaderTrace(live, sources)
     try:
@@ -158,8 +158,8 @@ def _only_want_memory(
     load_weights: LoadWeights,
     failed: Mapping[str, Exception],
 ) -> set[str]:
-    """Returns the names in `failed` on which the loader succeeds if the tensor has memory. Leaves the model as it was.
-    Stops at the first tensor on which the loader fails all the same, because the model is refused then.
+    """Returns the names in `failed` of tensors that the loader loads without an error if they have memory. Leaves the
+    model as it was. Stops at the first tensor on which the loader still fails, because the model is refused then.
     """
     found = list(slots(model))
     known = {storage_key(slot.data): slot.name for slot in found}
@@ -183,8 +183,8 @@ def _only_want_memory(
 
 
 def _replaced(found: Sequence[Slot]) -> set[int]:
-    """Returns the `storage_key` of each storage that a module no longer has after loading, because the loader replaced
-    it.
+    """Returns the storages that `found` has for parameters and buffers, and that no longer belong to them because the
+    loader has replaced them. Each is given by its `storage_key`.
     """
     return {
         storage_key(slot.data)
@@ -195,7 +195,9 @@ def _replaced(found: Sequence[Slot]) -> set[int]:
 
 
 class _MapBuilder:
-    """Turns a finished trace into a `TracedLoader`: call the methods in the order in which `trace_loader` does."""
+    """Turns a finished trace into a `TracedLoader`. Its methods must be called in the order in which `trace_loader`
+    calls them.
+    """
 
     def __init__(
         self,
@@ -227,8 +229,9 @@ class _MapBuilder:
         return self.trace.memories[storage_key(self.live[live_name])]
 
     def refuse_clashes(self, several: Collection[str]) -> None:
-        """Ties names that were loaded into the same elements, and refuses other tensors that met or were overwritten;
-        those that met in a parameter in `several` go into `computed` instead.
+        """Handles elements of live tensors into which several canonical tensors were loaded. Two names that were loaded
+        into exactly the same elements become a tie. Other tensors that met or were overwritten are refused, except that
+        tensors that met in a parameter in `several` go into `computed`.
         """
         for where, clash in self.trace.clashes:
             old = str(clash.old)
@@ -244,7 +247,7 @@ class _MapBuilder:
                 self.refused.setdefault(old, f"{where} is written over after it was loaded")
 
     def refuse_replaced(self, replaced: set[int]) -> None:
-        """Refuses the tensors that went into storages in `replaced`, and notes them in `unseen`."""
+        """Refuses the canonical tensors that were loaded into storages in `replaced`, and adds their names to `unseen`."""
         for where, tensor in self.live.items():
             if storage_key(tensor) in replaced:
                 for name in self.memory(where).names() - self.refused.keys():
@@ -252,8 +255,8 @@ class _MapBuilder:
                     self.unseen.add(name)
 
     def collect(self) -> None:
-        """Puts into `found` the boxes of canonical tensors in live memory, and into `computed` why tensors have
-        none.
+        """Records in `found` where boxes of canonical tensors lie in live memory, and in `computed` the reason for each
+        canonical tensor with which the loader does more than copy.
         """
         for where in self.storages():
             memory = self.memory(where)
@@ -277,7 +280,7 @@ class _MapBuilder:
         self.found.setdefault(name, []).extend((where, box) for box in boxes)
 
     def storages(self) -> Iterator[str]:
-        """Yields the name of one live tensor of each storage: the first that has it."""
+        """Yields one name for each storage of the live tensors: the name of the first tensor in it."""
         seen: set[int] = set()
         for name, tensor in self.live.items():
             if storage_key(tensor) not in seen:
@@ -355,8 +358,8 @@ class _MapBuilder:
         return TracedTensor(f"shadow of {name}", self.sent[name], memory)
 
     def _tie_skipped_names(self, places: Mapping[str, list[tuple[str, Region]]]) -> None:
-        """Ties canonical names that are second names of a loaded parameter in the model: loaders skip such a name,
-        although it is the same tensor.
+        """Adds to `ties` the canonical names that are further names of a loaded parameter in the model. Loaders skip
+        such names, although they name the same tensor.
         """
         for name in self.frames:
             twin = self.parameters.get(name)
@@ -377,8 +380,9 @@ class _MapBuilder:
                     self.computed.setdefault(name, reason)
 
     def _missing(self, may_miss: Sequence[str]) -> dict[str, str]:
-        """Returns, by name, how many elements are unfilled of each parameter with elements that come neither from a
-        canonical tensor nor from a constant of the loader. `may_miss` has patterns of names to leave out.
+        """Returns what is missing of each parameter that is not filled whole, by its name, such as "4 of 64 elements".
+        An element is filled if it comes from a canonical tensor or from a constant of the loader. `may_miss` has
+        patterns (fnmatch) of names to leave out.
         """
         found: dict[str, str] = {}
         for where in self.storages():

@@ -31,7 +31,7 @@ class Slot:
 
     @property
     def place(self) -> tuple[int, str]:
-        """Identity of the place: two slots have the same one if they were found in the same place."""
+        """Identity of the place: two slots that were found in the same place have equal identities."""
         return id(self.table), self.key
 
     def is_as_found(self) -> bool:
@@ -44,8 +44,8 @@ class Slot:
         )
 
     def put_back(self) -> None:
-        """Gives the place the tensor, and the tensor the memory, that they had when the place was found. Bytes are not
-        restored.
+        """Puts the tensor that was found back into the place, and gives the tensor the memory that it had then. Does
+        not restore the bytes in this memory.
         """
         if not self.is_as_found():
             self.tensor.data = self.data

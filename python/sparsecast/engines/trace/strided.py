@@ -159,7 +159,7 @@ def _split_at_border(
 
 def _may_meet(a: Region, b: Region) -> bool:
     """Returns False if the boxes of two regions are apart in the first dimension, which is the common case for the
-    pieces of a stack; True says nothing.
+    pieces of a stack. True means that they may or may not overlap.
     """
     if not a.offset:
         return True
@@ -177,13 +177,15 @@ def intersect(a: Region, b: Region) -> tuple[tuple[int, ...], tuple[int, ...]] |
 
 
 def inner(region: Region, offset: Sequence[int], extent: Sequence[int]) -> Region:
-    """Returns the part of a region that the box (`offset`, `extent`) holds; the box must lie inside the region's."""
+    """Returns the part of a region that lies in the box (`offset`, `extent`), which must be inside the box of the
+    region.
+    """
     first = region.first + sum((o - r) * s for o, r, s in zip(offset, region.offset, region.strides, strict=True))
     return Region(tuple(offset), tuple(extent), first, region.strides)
 
 
 def subtract(region: Region, offset: Sequence[int], extent: Sequence[int]) -> Iterator[Region]:
-    """Yields, as disjoint regions, what is left of a region without the box (`offset`, `extent`) inside it."""
+    """Yields the rest of a region, as disjoint regions, after the box (`offset`, `extent`) inside it has been cut out."""
     start, size = list(region.offset), list(region.extent)
     for k in range(len(start)):
         before = offset[k] - start[k]
@@ -267,9 +269,9 @@ class TracedMemory:
         return frozenset(found)
 
     def read(self, offset: int, dims: Sequence[Dim], to: int) -> Iterator[Link]:
-        """Yields where the elements of a view come from, as links of a copy of the view. The view begins at element
-        `offset` and has the loops `dims` with strides `here`; the copy begins at `to` of another memory and has strides
-        `there`.
+        """Yields where the elements of a view of this memory come from, as the links of a copy of the view. The view
+        begins at element `offset` and has the loops `dims` with strides `here`; the copy begins at element `to` of
+        another memory and has strides `there`.
         """
         for wanted in cut_into_boxes(self.frame, offset, dims, to):
             left = [wanted]
@@ -286,11 +288,11 @@ class TracedMemory:
                 yield Link(CONSTANT, 0, region.first, dims_left)
 
     def write(self, link: Link) -> list[Clash]:
-        """Records a copy into this memory, which `link.to` and the strides `there` address. Returns the overlaps with
-        what other canonical tensors had filled.
+        """Records a copy into this memory, at the elements that `link.to` and the strides `there` give. Returns the
+        overlaps with elements that other canonical tensors had filled.
 
-        Where the same elements of two tensors overlap, the origin recorded first stays; otherwise the last one wins, as
-        in memory.
+        Where the copy writes the same elements of another tensor over each other (a tie), the origin recorded first
+        stays; otherwise the new origin replaces the old one, as in memory.
         """
         dims = [Dim(d.extent, d.there, d.here) for d in link.dims]
         known, fresh = list(self.pieces), []

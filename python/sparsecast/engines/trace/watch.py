@@ -75,11 +75,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def has_changed(self) -> bool:
-        """Returns whether the code has changed any byte of a storage that it did not make itself."""
+        """Returns whether the code has changed any byte of a storage that existed before the code ran."""
         return any(not torch.equal(memory, before) for memory, before in self._before)
 
     def undo(self) -> None:
-        """Restores the bytes of every storage that the code has written and did not make itself."""
+        """Restores the bytes of every storage that existed before the code ran and that the code has written."""
         for memory, before in self._before:
             memory.copy_(before)
 

@@ -15,13 +15,17 @@ WholeTensor = tuple[CanonicalTensor, torch.Tensor]
 
 
 def cut_tensors(traced: TracedLoader) -> list[str]:
-    """Returns the names of canonical tensors that do not lie in one piece, of which no strided view exists."""
+    """Returns the names of the canonical tensors that do not lie in memory in one piece, so that no strided view shows
+    them whole.
+    """
     places = _places(traced)
     return [traced.table[i][0] for i, shards in places.items() if not _is_whole(traced, shards)]
 
 
 def refuse_ties(traced: TracedLoader) -> None:
-    """Raises UnsupportedError naming two names of one tensor, of which a log has both."""
+    """Raises UnsupportedError if two canonical names share memory (a tie), and names the first such pair: a log has a
+    tensor for each of the two names.
+    """
     if traced.ties:
         alias, original = traced.ties[0]
         raise UnsupportedError(
@@ -31,10 +35,10 @@ def refuse_ties(traced: TracedLoader) -> None:
 
 
 def whole_tensors(traced: TracedLoader) -> tuple[list[WholeTensor], dict[str, torch.Tensor]]:
-    """Returns all canonical tensors by their names in byte order, which is the order of a log; and those that the engine
-    has no use for, which get zeros in host memory, for the caller to fill.
+    """Returns two results: all canonical tensors, sorted by the bytes of their names, as a log orders them; and, by
+    name, those of them that the engine does not use. The latter are zeros in host memory, for the caller to fill.
 
-    Raises UnsupportedError naming tensors that are cut, or that share their memory with another name.
+    Raises UnsupportedError naming tensors that are cut into pieces, or that share their memory with another name.
     """
     cut = cut_tensors(traced)
     if cut:
