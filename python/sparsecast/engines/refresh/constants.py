@@ -17,8 +17,8 @@ _FILLED = {_aten.zeros: 0.0, _aten.ones: 1.0}
 
 
 class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Torch dispatch mode under which a model is made, and which remembers the tensors that are made or filled with one
-    value. (Tensors on the meta device do not show their values.)
+    """Torch dispatch mode under which a model is made. It remembers the tensors that are made or filled with one value
+    throughout, because tensors on the meta device do not show their values.
     """
 
     def __init__(self) -> None:
@@ -26,8 +26,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._values: dict[int, tuple[torch.Tensor, float]] = {}  # With the tensor, which keeps its storage alive.
 
     def value_of(self, tensor: torch.Tensor) -> float | None:
-        """Returns the value that all elements of the tensor's storage have; None if they have several, or none that is
-        known.
+        """Returns the value that all elements of the tensor's storage have; None if they differ, or if their value is
+        not known.
         """
         found = self._values.get(storage_key(tensor))
         return None if found is None else found[1]

@@ -122,7 +122,7 @@ class _FollowedCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise UnsupportedError(f"tensor {self._name!r} cannot be {self._purpose}: the loader {what}")
 
     def _arrives(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Handles a copy of followed elements into a live tensor of the same shape, in the place of the copy itself."""
+        """Called instead of a copy of followed elements (`source`) into a live tensor (`target`) of the same shape."""
         raise NotImplementedError
 
     def _number(self, func: Any, tensor: torch.Tensor) -> Any:
@@ -133,7 +133,9 @@ class _FollowedCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Called before a copy of followed elements into a tensor that the loader has made."""
 
     def _copied(self, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> None:
-        """Called after an operator in `_COPIES`, given `args` and `kwargs`, has made `result` of followed elements."""
+        """Called after an operator in `_COPIES`, called with `args` and `kwargs`, has made `result` from followed
+        elements.
+        """
 
 
 class MaskedCopies(_FollowedCopies):  # type: ignore[no-untyped-call]
@@ -173,8 +175,8 @@ class ReadBack(_FollowedCopies):  # type: ignore[no-untyped-call]
         self._found: dict[int, torch.Tensor] = {}  # By storage: which of its elements come from the model.
 
     def finish(self) -> None:
-        """Copies, into the tensor that the loader got, its elements in the model. Elements that the model does not have
-        stay as they are.
+        """Copies the tensor's elements from the model into the tensor that the loader got. Elements that the model does
+        not have stay as they are.
         """
         for step in reversed(self._backwards):
             step()

@@ -20,8 +20,8 @@ from sparsecast.errors import UnsupportedError
 
 
 class MaskedLoader:
-    """Passes NaN-masked tensors through the loader `load_weights` of an engine, as `Subscriber.apply_nan_masked` wants
-    it.
+    """Passes NaN-masked tensors through the loader `load_weights` of an engine. The object is the callback for
+    `Subscriber.apply_nan_masked`, which calls it once for each tensor.
 
     `table` lists the canonical tensors as (name, dtype, shape), in the order of the subscriber's table. The loader may
     slice, transpose, pad and concatenate what it gets, and copies it into live tensors at the end; these copies keep
@@ -40,10 +40,10 @@ class MaskedLoader:
 
     def prove(self, model: torch.nn.Module) -> None:
         """Shows that every tensor of the table can be NaN-masked: loads, for each name, a tensor that is NaN
-        throughout, which must change no parameter or buffer of `model`. Whatever it changes is put back.
+        throughout, which must change no parameter or buffer of `model`. Puts back whatever was changed.
 
-        Raises UnsupportedError naming the tensor for an integer tensor, and for a tensor with which the loader
-        computes, of which the loader writes something else than copies, or on which the loader fails.
+        Raises UnsupportedError naming the tensor if it is an integer tensor, if the loader computes with it or writes
+        something else than copies of it, or if the loader fails.
         """
         found = list(slots(model))
         known = {storage_key(slot.data): slot.name for slot in found}

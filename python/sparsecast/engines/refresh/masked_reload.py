@@ -21,8 +21,8 @@ from sparsecast.errors import DirtyError, UnsupportedError
 
 
 class MaskedReload:
-    """Loads into the model, after an update, what has changed in copies of canonical tensors: one tensor at a time, and
-    reads each tensor back.
+    """Loads into the model, after an update, the changed elements of copies of canonical tensors: one tensor at a time,
+    which is read back afterwards to check it.
 
     `copies` are the canonical tensors in canonical shapes, in host memory or on the device of the model; the caller
     patches them. Needs, in addition, memory on the device for four times the tensor that is being loaded, and 8 bytes
@@ -45,10 +45,11 @@ class MaskedReload:
 
     def prove(self, *, as_loaded: bool) -> None:
         """Shows that every tensor of `copies` can be NaN-masked and read back, and leaves the model as it was. With
-        `as_loaded`, the model must also hold the bits that the copies have.
+        `as_loaded`, the model must also hold the same bits as the copies.
 
-        Raises UnsupportedError naming the tensor for an integer tensor, for a tensor with which the loader does more
-        than copy or of which it copies nothing, and, with `as_loaded`, for a tensor that is read back with other bits.
+        Raises UnsupportedError naming the tensor: an integer tensor, a tensor with which the loader does more than
+        copy, a tensor of which it copies nothing, or, with `as_loaded`, a tensor whose bits in the model differ from
+        the copy.
         """
         self._loader.prove(self._model)
         names = {storage_key(slot.data): slot.name for slot in slots(self._model)}
@@ -66,8 +67,8 @@ class MaskedReload:
         self.derived = list(found)
 
     def run(self) -> None:
-        """Loads into the model every element in which the copies differ from it. Raises DirtyError naming the tensor if
-        the loader fails, or leaves other bits than the copy has.
+        """Loads every element of the copies that differs from the model into the model. Raises DirtyError naming the
+        tensor if the loader fails, or if the model then holds other bits than the copy.
         """
         self.loaded_whole = []
         for name, copy in self.copies.items():
@@ -81,9 +82,7 @@ class MaskedReload:
                 ) from error
 
     def audit(self) -> None:
-        """Reads every tensor back. Raises DirtyError naming a tensor of which the model holds other bits than
-        the copy.
-        """
+        """Reads every tensor back from the model. Raises DirtyError naming a tensor if its bits differ from the copy."""
         for name, copy in self.copies.items():
             new = copy.to(self._device)
             if not torch.equal(bits_of(self._read(name, new)[0]), bits_of(new)):

@@ -34,8 +34,8 @@ class Reached:
                 left += reversed([(f"{path}.{key}".removeprefix("."), each) for key, each in self._inside(value)])
 
     def put_back(self) -> None:
-        """Gives every object that was reached the contents that it had then. Objects with unchanged contents are not
-        touched.
+        """Restores the contents that every reached object had when this `Reached` was made. Objects with unchanged
+        contents are not touched.
         """
         for table, before in self._tables:
             if isinstance(table, list):

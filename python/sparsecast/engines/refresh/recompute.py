@@ -68,13 +68,15 @@ class Step:
 
 
 def loader_step(model: torch.nn.Module, load_weights: LoadWeights, shadows: Mapping[str, torch.Tensor]) -> Step:
-    """Returns the step that gives the loader of a model the shadows: the canonical tensors with which it computes."""
+    """Returns the step that gives the loader of `model` the copies in `shadows`, by canonical name: the canonical
+    tensors with which the loader computes.
+    """
     return Step("", model, lambda: load_weights(iter(shadows.items())), tuple(shadows.values()))
 
 
 def loader_steps(model: torch.nn.Module, load_weights: LoadWeights, traced: TracedLoader) -> list[Step]:
-    """Returns the steps that load what the map `traced` keeps in mode "shadow", all in one step, and in mode "dense", a
-    few tensors per step.
+    """Returns the steps that load the tensors that the map `traced` keeps outside the model: all tensors in mode
+    "shadow" in one step, and the tensors in mode "dense" a few per step.
     """
     shadows = traced.shadows("shadow")
     steps = [loader_step(model, load_weights, shadows)] if shadows else []
@@ -82,9 +84,9 @@ def loader_steps(model: torch.nn.Module, load_weights: LoadWeights, traced: Trac
 
 
 def dense_steps(model: torch.nn.Module, load_weights: LoadWeights, copies: Mapping[str, torch.Tensor]) -> list[Step]:
-    """Returns steps that give the loader the tensors in `copies` whole, in their order. Each step has as many tensors
-    as fit into the bytes of the largest tensor. A tensor is moved from host memory to the device of the model when the
-    loader takes it.
+    """Returns steps that give the loader the tensors in `copies` whole, in their order. The tensors of one step have at
+    most as many bytes as the largest tensor of all. A tensor is moved from host memory to the device of the model when
+    the loader takes it.
     """
     largest = max((copy.nbytes for copy in copies.values()), default=0)
     device = next((slot.data.device for slot in slots(model)), torch.device("cpu"))
@@ -259,9 +261,9 @@ class Recomputation:
         return MaskedReload(self._model, self._load_weights, copies)
 
     def _observe(self, step: Step, known: Mapping[int, str]) -> list[tuple[Slot, torch.Tensor]]:
-        """Runs a step under watch and undoes it. Returns the places that it writes, each with the tensor that it made
-        there. Raises UnsupportedError with the first reason why the step cannot be run after an update. `known` names
-        the storages of the model.
+        """Runs a step under watch and undoes its writes. Returns the places that it writes, each with the tensor that
+        it made there. Raises UnsupportedError with the first reason why the step cannot be run after an update. `known`
+        names the storages of the model, by `storage_key`.
         """
         own = [*slots(step.module, step.name), *step.places]
         writable = {storage_key(slot.data) for slot in own}
@@ -311,9 +313,9 @@ class Recomputation:
 
 
 def report(recomputations: Sequence[Recomputation]) -> dict[str, object]:
-    """Returns, as JSON values for the status of an engine: canonical tensors that are not patched in place (by mode,
-    with the reason), live tensors that are recomputed, the bytes of copies, and the seconds that the last recomputation
-    took.
+    """Returns the part of an engine's status that is about recomputation, as JSON values: the canonical tensors that
+    are not patched in place (by mode, with the reason), the live tensors that are recomputed, the bytes of copies, and
+    the seconds that the last recomputation took.
     """
     return {
         "modes": {mode: _reasons(recomputations, mode) for mode in MODES if mode != "in_place"},
@@ -373,8 +375,9 @@ def _run(step: Step) -> None:
 
 
 def _settle(slot: Slot) -> None:
-    """Copies the tensor that a step has put into the place to the address that the place had before, and puts the
-    tensor of before back. Raises DirtyError if the place has no tensor of the same dtype and shape.
+    """After a step that may have put a new tensor into the place: copies the elements of the new tensor into the tensor
+    that was found there, at its address, and puts the latter back. Raises DirtyError if the place has no tensor of the
+    same dtype and shape.
     """
     if slot.is_as_found():
         return

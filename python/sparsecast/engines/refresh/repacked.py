@@ -48,8 +48,7 @@ class RepackedModules:
     thread.
 
     `twin` is the same model on the meta device, as it is before loading; it was made under the mode `constants`.
-    `finish` has, by the name of each repacked module, the engine's post-processing of the module of that name in
-    `twin`.
+    `finish` maps the name of each repacked module to the engine's post-processing of the module of that name in `twin`.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class RepackedModules:
 
     @property
     def places(self) -> tuple[Slot, ...]:
-        """Slots of the copies, by the names of the parameters in the model."""
+        """Slots of the copies, each with the name of its parameter in the model."""
         return tuple(
             Slot(f"{module.name}.{name}", module.copies, name, copy, copy.detach(), True)
             for module in self._modules
@@ -118,11 +117,12 @@ class RepackedModules:
         )
 
     def completed(self, traced: TracedLoader) -> TracedLoader:
-        """Returns the map `traced`, which was traced while the copies were shown, with the names of the copies in
-        `repacked`; copies and padded parameters are no longer in `missing`.
+        """Returns the map `traced`, which was traced while the copies were shown, with the copies accounted for:
+        `repacked` has their names, and `missing` no longer has them, nor parameters in live memory whose rest is
+        padding.
 
-        Raises UnsupportedError for a parameter that canonical tensors do not fill whole, if post-processing makes
-        something of the unfilled rest, and the engine does not make the parameter with one constant value.
+        Raises UnsupportedError for a parameter that canonical tensors fill only in part, if the results of
+        post-processing depend on the rest and the engine does not make the parameter with one constant value.
         """
         own = {f"{module.name}.{name}" for module in self._modules for name in module.copies if module.is_copy(name)}
         complete = set(own)
@@ -218,9 +218,11 @@ class _Repacked:
         return name not in self._in_place.values()
 
     def _find_what_lies_in_place(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns, by name, the parameters that live memory has as they were loaded, as tensors over that memory; also
-        sets `_in_place` and `lies_in_place`. They are the parameters whose bytes post-processing leaves where they are,
-        whatever it makes of their form (a transposed view, another name); it is given random values to find that out.
+        """Returns, by name, the parameters whose bytes live memory still holds as they were loaded, as tensors over
+        that memory. Also sets `_in_place` and `lies_in_place`.
+
+        These are the parameters whose bytes post-processing leaves where they are, even if it changes their form (a
+        transposed view, another name). To find them, post-processing is run on random values.
         """
         try:
             with _probing():
@@ -283,9 +285,9 @@ class _Repacked:
         )
 
     def look_at_unfilled(self, traced: TracedLoader) -> None:
-        """Finds out whether the results of post-processing depend on elements of the copies that no shard fills. Sets
-        `unproven` if they do but the engine makes the parameter with one constant value; raises UnsupportedError if it
-        does not.
+        """Finds out whether the results of post-processing depend on elements of the copies that no canonical tensor
+        fills. If they do, sets `unproven` if the engine makes these parameters with one constant value, which the
+        unfilled elements may keep as padding; otherwise raises UnsupportedError.
         """
         unfilled = [name for name in self.copies if self.is_copy(name) and f"{self.name}.{name}" in traced.missing]
         if not unfilled:
@@ -377,8 +379,9 @@ def _as_loaded(
     twin: torch.nn.Module,
     device: torch.device,
 ) -> torch.Tensor:
-    """Returns the copy of a parameter of the twin, as a parameter of the same class, with the loader of the live
-    module. Its memory is `live_memory`, or new zeros in host memory if that is None.
+    """Returns the copy of a parameter of the twin, as a parameter of the same class. Where the parameter has a loader
+    method of the twin, the copy has that method of the live module. Its memory is `live_memory`, or new zeros in host
+    memory if that is None.
     """
     if live_memory is None:
         memory = host_memory(storage_elements(parameter), parameter.dtype, device)
@@ -392,8 +395,8 @@ def _as_loaded(
 
 @contextlib.contextmanager
 def _probing() -> Iterator[None]:
-    """Undoes, at the end of the context, what is written in it into tensors that existed before. Until then nothing is
-    logged: what the engine would say is about values that are not the model's.
+    """Context manager for trial runs of the engine's code. At its end, undoes all writes into tensors that existed
+    before. Within it nothing is logged, because the engine's messages would be about values that are not the model's.
     """
     watch, disabled = Watch({}), logging.root.manager.disable
     logging.disable(logging.CRITICAL)
