@@ -162,8 +162,8 @@ class LogFollowing:
 
     def status(self) -> dict[str, Any]:
         """Returns the state of the following as JSON values. `served` is the version that the server names, and
-        `wanted` the oldest version that satisfies all calls of `reach`. `paused` says whether this task has paused
-        generation, and `pause_seconds` is the duration of the last such pause. `workers` are the workers' last answers.
+        `wanted` the highest version that calls of `reach` have asked for. `paused` says whether this task has paused
+        generation, and `pause_seconds` is the duration of its last pause. `workers` are the workers' last answers.
         """
         return {
             "location": self._settings.location,

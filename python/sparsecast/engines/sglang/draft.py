@@ -10,8 +10,8 @@ _log = logging.getLogger("sparsecast")
 
 
 def stale_draft() -> str:
-    """Returns a warning that the draft model, with which this server guesses tokens, is not updated. Empty if the
-    server guesses without weights, or does not guess.
+    """Returns a warning that the draft model, with which this server guesses tokens, is not updated. Returns an empty
+    string if the server guesses without weights, or does not guess.
     """
     from sglang.srt.runtime_context import get_model, get_spec
 

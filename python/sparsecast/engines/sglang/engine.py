@@ -41,7 +41,9 @@ _ENDING_SECONDS = 60.0  # For a thread that has said how it ends, on a machine t
 
 
 class _RankState(NamedTuple):
-    """What one rank holds, for the other ranks: `state`, `version` and `in_doubt` are those of its `Receiver`."""
+    """The state of one rank, as the other ranks get it: `state`, `version` and `in_doubt` have the meaning that they
+    have in `Receiver`, `is_whole` and `held_version` that of `Held`.
+    """
 
     state: State
     version: int
@@ -55,9 +57,9 @@ class SglangEnd:
     scheduler.
 
     `model_runner` is SGLang's; every join reads its `model`, `model_config` and `device`. `cpu_group` has the ranks
-    that hold the model together: the tensor-parallel ranks of all stages. All methods except `leave` and `status` are
-    collective over that group. If one rank fails, every rank raises, so that the answer of rank 0, which is the only
-    answer that clients of SGLang get, covers all ranks.
+    that hold the model together: the tensor-parallel ranks of all stages. All methods except `cancel`, `leave` and
+    `status` are collective over that group. If one rank fails, every rank raises, because clients of SGLang get only
+    the answer of rank 0, which must therefore cover all ranks.
     """
 
     def __init__(self, model_runner: ModelRunner, cpu_group: ProcessGroup) -> None:
@@ -75,14 +77,15 @@ class SglangEnd:
         self._rearranged: set[str] = set()  # Names of modules whose kernels keep another order than the files.
 
     def join(self, host: str, port: int, rank_offset: int, world_size: int, info: GroupInfo) -> int:
-        """Meets the trainer at `host`:`port`, and verifies that this engine holds the trainer's version. Returns this
-        version. A later call leaves the group for a new one. The engine has the ranks of the world from `rank_offset`
-        on, and `world_size` is the number of all ranks.
+        """Meets the trainer at `host`:`port`, verifies that this engine holds the trainer's version, and returns this
+        version. A later call leaves the group for a new one. The ranks of the engine have the numbers from
+        `rank_offset` on in the world, which has `world_size` ranks in all.
 
         Blocks generation until all ranks have come, within `info.timeout` seconds. Raises UnsupportedError naming
-        tensors or layers that cannot be patched, UsageError for names that do not fit, UnauthenticatedError,
-        DeadlineError, DigestMismatchError, FencedError for a trainer that joined before the current one; on ranks
-        without a failure PeerFailedError.
+        tensors or layers that cannot be patched, UsageError for names that do not fit, UnauthenticatedError for another
+        secret, DeadlineError if not all ranks come, DigestMismatchError if the weights differ from their version, and
+        FencedError for a trainer that joined before the current one. Ranks that did not fail themselves raise
+        PeerFailedError.
         """
         raise_if_any_failed(self._fence.refusal(info.engine, info.trainer), self._group)
         world = World(
@@ -116,7 +119,8 @@ class SglangEnd:
     def receive(self, timeout: float, base_version: int | None = None) -> None:
         """Starts to stage the next version in the background, while the trainer runs its sync(); `timeout` in seconds.
 
-        Raises VersionGapError if the engine is at another version than `base_version`; None is not checked.
+        Raises VersionGapError if the engine is at another version than `base_version`, from which the trainer updates;
+        None is not checked.
         """
         receiver = self._joined()
         failure = _failure_of(lambda: receiver.start_receive(timeout, base_version=base_version))
@@ -140,7 +144,8 @@ class SglangEnd:
 
     def apply(self, timeout: float) -> Receipt:
         """Applies the staged version in place and verifies it, within `timeout` seconds: the work of the pause. If it
-        raises, the version before stands, unless this engine did not hear whether the trainer has committed (`held`).
+        raises, the weights are still of the previous version, unless this engine did not hear whether the trainer has
+        committed (`held`).
 
         After DirtyError the weights are half-written, and nothing may be generated until `join` has repaired them.
         """
@@ -152,8 +157,8 @@ class SglangEnd:
         return receipt
 
     def cancel(self, reason: str, timeout: float) -> None:
-        """Cancels the update in progress, if there is one: the other ranks of the world fail with `reason`. The version
-        before stands, and the group must be joined again.
+        """Cancels the update in progress, if there is one: the other ranks of the world fail with `reason`. The weights
+        stay as they are, and the group must be joined again.
         """
         receiver = self.receiver
         if receiver is not None and receiver.state in ("receiving", "staged"):
@@ -161,7 +166,7 @@ class SglangEnd:
 
     def held(self) -> dict[str, Any]:
         """Returns {"attempt", "versions"}: the version that is applied but not known to be committed (0 if there is
-        none), and the sorted versions that ranks hold.
+        none), and the sorted versions that the ranks have verified.
         """
         held = self._gather()
         return {
@@ -170,9 +175,9 @@ class SglangEnd:
         }
 
     def expire(self, committed: bool) -> dict[str, Any]:
-        """Ends the update of a trainer that is gone: drops the staged version, and settles the version in doubt.
-        `committed` says whether any rank of the server has heard that this version was committed: it stays then, and
-        otherwise the version before comes back.
+        """Ends the update of a trainer that is gone: drops the staged version, and decides about the version in doubt.
+        `committed` says whether any rank of the server has heard that this version was committed: then it stays, and
+        otherwise the previous version is restored.
 
         Returns {"version", "is_whole", "states"}, the same on every rank: the version in memory (-1 for weights of no
         trainer), whether all ranks have that version unharmed, and the states of the ranks. No generation may run.
@@ -205,14 +210,16 @@ class SglangEnd:
         return [_RankState(states[row[0]], row[1], row[2], bool(row[3]), row[4]) for row in rows]
 
     def audit(self) -> None:
-        """Reads all weights and compares their digest with that of the version that the engine holds.
+        """Reads all weights and compares their digest with the digest of the version that the engine holds.
 
-        Raises DigestMismatchError naming tensors that differ; then only a join repairs them.
+        Raises DirtyError naming a tensor that differs; then only a join repairs it.
         """
         raise_if_any_failed(_failure_of(self._joined().audit), self._group)
 
     def leave(self, timeout: float) -> None:
-        """Leaves the group, after cancelling an update in progress. Weights stay at the version last verified."""
+        """Leaves the group, after cancelling an update in progress. The weights stay at the version that was last
+        verified.
+        """
         if self.receiver is not None and self.receiver.state != "closed":
             if self.receiver.state in ("receiving", "staged"):
                 self.receiver.abandon("the engine leaves its group", timeout)

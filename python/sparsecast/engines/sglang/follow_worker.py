@@ -37,7 +37,7 @@ _log = logging.getLogger("sparsecast")
 
 
 def follower_of(model_runner: ModelRunner) -> WorkerFollower | None:
-    """Returns the follower of this scheduler, which is an attribute of the model runner; None before `follow`."""
+    """Returns the follower of this scheduler, which is kept in the model runner; None before `follow` was called."""
     follower: WorkerFollower | None = getattr(model_runner, "_sparsecast_follower", None)
     return follower
 

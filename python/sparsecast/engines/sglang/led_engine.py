@@ -19,7 +19,9 @@ from sparsecast.errors import UsageError
 
 
 class SglangEngine:
-    """A `LedEngine` over SGLang's tokenizer manager, which asks the schedulers of all data-parallel replicas."""
+    """SGLang's engine for `LogFollowing` (a `LedEngine`), over the tokenizer manager, which asks the schedulers of all
+    data-parallel replicas.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -27,7 +29,9 @@ class SglangEngine:
     async def ask(
         self, step: Literal["follow", "status", "apply"], replicas: Sequence[int] = ()
     ) -> list[dict[str, Any]]:
-        """Asks all of them: a scheduler that has staged nothing writes nothing."""
+        """Has all schedulers do the step, whatever `replicas` says: a scheduler that has staged nothing writes nothing.
+        Raises RuntimeError with the message of a scheduler that failed.
+        """
         del replicas
         from sglang.srt.managers.io_struct import CheckWeightsReqInput
 
@@ -69,10 +73,10 @@ class SglangEngine:
 
 
 def lead_server(tokenizer: Any, settings: FollowSettings) -> None:
-    """Adds the routes of a server that follows a log to SGLang's HTTP server, before it serves, and leads the server
+    """Adds the routes of a server that follows a log to SGLang's HTTP server, before it serves, and follows the log
     while it serves.
 
-    Raises UsageError for a server of several tokenizer processes, of which each would lead the schedulers.
+    Raises UsageError for a server of several tokenizer processes, because each of them would lead the schedulers.
     """
     from sglang.srt.runtime_context import get_serving
 

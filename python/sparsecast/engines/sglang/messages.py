@@ -45,10 +45,11 @@ Proof = Literal["checkpoint", "trust"]
 
 @dataclass(frozen=True, kw_only=True)
 class TraceRequest:
-    """What the map of a model is to cover."""
+    """The tensors that the address map of a model must cover, and how the trace is to treat them."""
 
     tensors: tuple[CanonicalTensor, ...] | None = None
-    """Tensor table of the trainer or the log; None means the table of the checkpoint that the server was started from."""
+    """Tensor table of the trainer or the log; None means the table of the checkpoint from which the server was started.
+    """
     ties: frozenset[frozenset[str]] = frozenset()
     """Pairs of names that are one tensor in the trainer's model."""
     may_miss: tuple[str, ...] = ()
@@ -125,9 +126,9 @@ def is_ours(text: str) -> bool:
 
 
 def parse_group(text: str) -> GroupInfo:
-    """Returns the GroupInfo in a `group_name`; a secret that is not in it comes from the environment. Raises UsageError
-    naming the field, and UnsupportedError if the trainer's version of sparsecast (`release`, which may be left out)
-    does not work with the version of this installation.
+    """Returns the GroupInfo in a `group_name`. If the text has no secret, the secret is the value of the environment
+    variable SPARSECAST_SECRET. Raises UsageError naming the field that is wrong, and UnsupportedError if the trainer's
+    version of sparsecast (`release`, which may be left out) does not work with the installed version.
     """
     found = _object(text, "group_name")
     refuse_other_release(found.pop("release", ""))  # First: another version may have other fields.
@@ -156,7 +157,7 @@ def parse_group(text: str) -> GroupInfo:
 
 
 def parse_phase(text: str) -> Phase:
-    """Returns the Phase in an `action`. Raises UsageError naming the field."""
+    """Returns the Phase in an `action`. Raises UsageError naming a field that is missing, unknown or wrong."""
     found = _object(text, "action")
     if "phase" not in found:
         raise UsageError(f"action: no field 'phase' (one of {', '.join(_PHASES)})")
@@ -174,7 +175,9 @@ def parse_phase(text: str) -> Phase:
 def phase_action(
     phase: PhaseName, timeout: float, *, base_version: int | None = None, committed: bool | None = None
 ) -> str:
-    """Returns the `action` from which `parse_phase` reads this phase; None leaves a field out."""
+    """Returns the text of an `action` with this phase, for `parse_phase` to read. `timeout` is in seconds; fields that
+    are None are left out.
+    """
     fields: dict[str, Any] = {"phase": phase, "timeout": timeout}
     if base_version is not None:
         fields["base_version"] = base_version

@@ -52,8 +52,8 @@ def register() -> None:
 
 
 def end_of(model_runner: Any, cpu_group: Any = None) -> SglangEnd | None:
-    """Returns the receiver of this rank, which is an attribute of the model runner. If there is none yet, makes one
-    over `cpu_group`, or returns None if that is None.
+    """Returns the receiver of this rank, which is kept in the model runner. If there is none yet, makes one over
+    `cpu_group`; returns None if there is none and `cpu_group` is None.
     """
     from sparsecast.engines.sglang.engine import SglangEnd
 
@@ -65,8 +65,8 @@ def end_of(model_runner: Any, cpu_group: Any = None) -> SglangEnd | None:
 
 
 def settings_of_server() -> FollowSettings | None:
-    """Returns which log the server of this process follows; None if it is to follow none. Raises UsageError naming a
-    variable that is wrong.
+    """Returns the settings with which the server of this process follows a log; None if it is to follow none. Raises
+    UsageError naming an environment variable with a wrong value.
     """
     from sglang.srt.runtime_context import get_serving
 
@@ -104,7 +104,7 @@ def init_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
 
 
 def destroy_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """Handles `/destroy_weights_update_group` for group "sparsecast" in the scheduler: this rank leaves the group.
+    """Handles `/destroy_weights_update_group` for group "sparsecast" in the scheduler: this rank leaves its group.
     Hands requests for other groups to `original`.
     """
     if not messages.is_ours(request.group_name):
@@ -122,8 +122,8 @@ def destroy_group(original: Callable[..., Any], manager: Any, request: Any) -> A
 
 
 def check_weights(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """Handles `/weights_checker` with an action "sparsecast:{...}" in the scheduler: does one step of an update. Hands
-    requests with other actions to `original`.
+    """Handles `/weights_checker` with an action "sparsecast:{...}" in the scheduler: does the step of an update, or of
+    following a log, that the action names. Hands requests with other actions to `original`.
     """
     if not messages.is_ours(request.action):
         return original(manager, request)
@@ -217,7 +217,9 @@ def _apply(manager: Any, end: SglangEnd, timeout: float) -> str:
 
 
 def _stamp(manager: Any, version: int) -> None:
-    """Makes the scheduler stamp what it generates from now on with this version (`meta_info.weight_versions`)."""
+    """Makes the scheduler mark everything that it generates from now on with this version
+    (`meta_info.weight_versions`).
+    """
     manager.record_weight_version_after_update(str(version))
 
 
@@ -231,9 +233,9 @@ def _stop_generation(manager: Any) -> None:
 
 
 def _answer(manager: Any, output: Callable[..., Any], work: Callable[[], str]) -> Any:
-    """Does the work and returns an `output` message that says whether it succeeded, with the text of its answer. In an
-    engine of several pipeline stages the work is deferred until no batch is on its way in any stage
-    (`stages.put_aside`), and the message says so.
+    """Does the work, and returns an `output` message that says whether it succeeded and has the text of its answer. In
+    an engine of several pipeline stages the work is put aside until no batch is on its way in any stage
+    (`stages.put_aside`), and the message only says so.
     """
     from sglang.srt.runtime_context import get_parallel
 
@@ -245,8 +247,8 @@ def _answer(manager: Any, output: Callable[..., Any], work: Callable[[], str]) -
 
 
 def _outcome(work: Callable[[], str]) -> tuple[bool, str]:
-    """Does the work. Returns (True, its answer), or (False, the error with its code in square brackets): an exception
-    would end SGLang's scheduler.
+    """Does the work. Returns (True, the text that it returned), or (False, the error with its code in square brackets).
+    Raises nothing, because an exception would end SGLang's scheduler.
     """
     try:
         return True, work()
@@ -257,8 +259,8 @@ def _outcome(work: Callable[[], str]) -> tuple[bool, str]:
 
 
 def add_status(result: Any, controller: Any, request: Any) -> Any:
-    """Adds the status of this rank's receiver, or of its follower of a log, to `internal_states` of `/server_info`,
-    under "sparsecast".
+    """Hook after SGLang's `get_internal_state`: adds the status of this rank's receiver, or of its follower of a log,
+    under "sparsecast" to `internal_states` of `/server_info`.
     """
     from sparsecast.engines.sglang.follow_worker import follower_of
 
@@ -272,8 +274,8 @@ def add_status(result: Any, controller: Any, request: Any) -> Any:
 
 
 def lead(result: Any, state: Any) -> Any:
-    """Hook after the function that gives SGLang's HTTP server its tokenizer manager: leads a server that follows a log.
-    Returns `result`, that of the hooked function.
+    """Hook after the function that gives SGLang's HTTP server its tokenizer manager: starts to lead the server through
+    the versions of a log, if it is to follow one. Returns `result`, the result of the hooked function.
     """
     from sparsecast.engines.sglang.led_engine import lead_server
 

@@ -29,7 +29,8 @@ Check = Callable[..., Awaitable[Answer]]
 
 async def init_group(original: Callable[..., Any], tokenizer: Any, obj: Any, request: Any = None) -> tuple[bool, str]:
     """Hands `/init_weights_update_group` with backend "sparsecast" to all data-parallel replicas, because SGLang's own
-    method refuses several. Returns whether all succeeded, and their answers. Other backends go to `original`.
+    method refuses servers with several. Returns whether all replicas succeeded, and their answers. Hands requests for
+    other backends to `original`.
     """
     if obj.backend != messages.BACKEND:
         success, words = await original(tokenizer, obj, request)
@@ -41,7 +42,7 @@ async def destroy_group(
     original: Callable[..., Any], tokenizer: Any, obj: Any, request: Any = None
 ) -> tuple[bool, str]:
     """Hands `/destroy_weights_update_group` for group "sparsecast" to all data-parallel replicas. Returns whether all
-    succeeded, and their answers. Other groups go to `original`.
+    succeeded, and their answers. Hands requests for other groups to `original`.
     """
     if not messages.is_ours(obj.group_name):
         success, words = await original(tokenizer, obj, request)
@@ -69,8 +70,8 @@ async def answers_of_replicas(tokenizer: Any, communicator: str, obj: Any) -> li
 
 
 def _joined(answers: list[Any]) -> tuple[bool, str]:
-    """Returns whether all replicas succeeded, and their answers as one string. If any failed, only the failures are in
-    it: those that name the cause come after those that only say that a peer failed.
+    """Returns whether all replicas succeeded, and their answers as one string. If any replica failed, the string has
+    only the failures: first those that only say that a peer failed, then those that name the cause.
     """
     failures = [answer.message for answer in answers if not answer.success]
     if failures:
@@ -84,10 +85,11 @@ async def _ask(tokenizer: Any, obj: Any) -> Answer:
 
 
 async def check_weights(original: Check, tokenizer: Any, obj: Any, request: Any = None) -> Answer:
-    """Answers `/weights_checker` with an action of sparsecast; other actions go to `original`. Phase "staged" is
-    answered when the version has arrived, or with a timeout: the scheduler is asked again and again.
+    """Answers `/weights_checker` with an action of sparsecast; hands other actions to `original`. Phase "staged" is
+    answered when the version has arrived, or after the timeout of the phase.
 
-    Waiting inside the scheduler would stop its loop, and with it the generation.
+    For "staged", the scheduler is asked again and again: if it waited itself, its loop would stop, and generation with
+    it.
     """
     if not messages.is_ours(obj.action):
         return await original(tokenizer, obj, request)
@@ -112,8 +114,8 @@ async def check_weights(original: Check, tokenizer: Any, obj: Any, request: Any 
 
 
 async def _renew_lease(tokenizer: Any, phase: messages.Phase) -> Answer:
-    """Renews the lease of this server's pause for `phase.seconds`, or ends it if that is 0. Answers with what was done
-    when a lease last ran out.
+    """Renews the lease of this server's pause for `phase.seconds`, or ends it if that is 0. The answer has the sentence
+    about the last lease that ran out.
     """
     lease: PauseLease | None = getattr(tokenizer, "_sparsecast_lease", None)
     if lease is None:
@@ -127,8 +129,8 @@ async def _renew_lease(tokenizer: Any, phase: messages.Phase) -> Answer:
 
 
 async def _expire(tokenizer: Any) -> str:
-    """Ends the update of a trainer that is gone, and resumes generation if all replicas hold one whole version. Returns
-    a sentence about what was done.
+    """Ends the update of a trainer that is gone, and resumes generation if all replicas hold the same whole version.
+    Returns a sentence that says what was done.
     """
     from sglang.srt.managers.io_struct import (
         CheckWeightsReqInput,
@@ -169,8 +171,8 @@ def _is_committed(held: list[dict[str, Any]]) -> bool:
 
 
 def add_request_versions(result: Any, state: Any) -> Any:
-    """Adds the middleware `RequestVersions` to SGLang's HTTP server, once the server's tokenizer manager exists.
-    Returns `result`, that of the hooked function.
+    """Hook after the function that gives SGLang's HTTP server its tokenizer manager: adds the middleware
+    `RequestVersions` to the server. Returns `result`, the result of the hooked function.
     """
     from sglang.srt.entrypoints.http_server import app
 

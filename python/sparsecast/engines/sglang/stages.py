@@ -30,8 +30,8 @@ class _Step:
 
 
 def put_aside(scheduler: Any, work: Callable[[], Outcome], stages: int) -> Outcome:
-    """Keeps `work` until no batch is on its way in any of the `stages` pipeline stages. Returns (True, DEFERRED), or a
-    failure if another step is still put aside.
+    """Puts `work` aside until no batch is on its way in any of the `stages` pipeline stages. Returns (True, DEFERRED),
+    or (False, the reason) if another step is still put aside.
     """
     if getattr(scheduler, "_sparsecast_step", None) is not None:
         return False, "the step before has not ended yet [usage]"

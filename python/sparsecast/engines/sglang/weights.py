@@ -29,8 +29,8 @@ _OTHER_WAY = "load these weights by /update_weights_from_distributed or /update_
 
 
 def refuse_server_wide(model: torch.nn.Module) -> None:
-    """Raises UnsupportedError, with the reason, if an option of the server keeps weights where patching the rank's
-    memory is not enough, or may move the weights.
+    """Raises UnsupportedError, with the reason, if an option of the server may move weights, or keeps weights elsewhere
+    than in the memory of the rank, where a patch would not reach them.
     """
     reason = _server_wide_reason(model)
     if reason is not None:
@@ -38,10 +38,11 @@ def refuse_server_wide(model: torch.nn.Module) -> None:
 
 
 def repacked_modules(model: torch.nn.Module, config: ModelConfig, too: Collection[str]) -> RepackedModules:
-    """Returns the layers whose weights have another form than the loader gave them, and the modules in `too` that have
-    post-processing, with copies of their parameters as they were loaded.
+    """Returns the layers whose weights have another form than the loader gave them, and the modules named in `too` that
+    have post-processing, with copies of their parameters as they were loaded.
 
-    Raises UnsupportedError naming the layers and the reasons if SGLang does not make the model a second time.
+    Raises UnsupportedError naming the layers and the reasons if there are such layers, and SGLang cannot make the model
+    a second time.
     """
     reworked = {name: "not what was loaded" for name in too if hasattr(model.get_submodule(name), "quant_method")}
     reworked |= reworked_layers(model)
@@ -66,8 +67,8 @@ def _finish(module: torch.nn.Module, config: ModelConfig) -> Callable[[], object
 
 
 def _twin(config: ModelConfig) -> tuple[torch.nn.Module, Constants]:
-    """Makes the model a second time, on the meta device, as SGLang does when it signs a model's structure. Returns this
-    model, and the values of its constant tensors.
+    """Makes the model a second time, on the meta device. Returns this model, and the `Constants` that have the values
+    of its constant tensors.
     """
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.layers.rotary_embedding.factory import _ROPE_DICT
@@ -104,8 +105,8 @@ def _server_wide_reason(model: torch.nn.Module) -> str | None:
 
 
 def reworked_layers(model: torch.nn.Module) -> dict[str, str]:
-    """Returns the reason, by name of the layer, for layers whose weights have, or may have, another form than the
-    loader gave them. Only methods of quantisation that are known to keep the form have no entry.
+    """Returns the layers whose weights have, or may have, another form than the loader gave them: the reason by name of
+    the layer. Only layers with a quantization method that is known to keep the form are left out.
     """
     found: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -167,7 +168,7 @@ def _fp8_reworked(layer: torch.nn.Module, method: Any, weights: Sequence[str]) -
 def trace_weights(
     model: torch.nn.Module, config: ModelConfig, request: TraceRequest, repacked_too: Collection[str] = ()
 ) -> tuple[TracedLoader, Recomputation]:
-    """Traces `model.load_weights` for the trainer's table of tensors, or for the checkpoint's if the trainer gave none.
+    """Traces `model.load_weights` for the tensors of the request, or of the checkpoint if the request names none.
     Returns the address map, and the steps of SGLang that compute tensors from weights, not proven yet. `repacked_too`
     names modules whose parameters are not what was loaded, although their form does not show it.
 
@@ -235,9 +236,9 @@ def _in_context(config: ModelConfig, run: Callable[P, object]) -> Callable[P, ob
 def trace_and_verify(
     model: torch.nn.Module, config: ModelConfig, request: TraceRequest
 ) -> tuple[TracedLoader, Recomputation, set[str]]:
-    """Runs `trace_weights`, compares live memory with the files that SGLang was started from, and fills the copies that
-    are kept outside the model. Modules whose kernels keep what was loaded in another order than the loader are mapped
-    as repacked modules. Returns the address map, the steps, and the names of these modules.
+    """Runs `trace_weights`, compares live memory with the files from which SGLang was started, and fills the copies
+    that are kept outside the model. If a kernel keeps the weights of a module in another order than the loader, the
+    module is mapped as a repacked module. Returns the address map, the steps, and the names of these modules.
 
     Raises UnsupportedError naming the tensors that differ from the files even if their modules are mapped as repacked.
     """
@@ -258,7 +259,7 @@ def trace_and_verify(
 
 
 def scales_of_caches(model: torch.nn.Module) -> tuple[str, ...]:
-    """Returns the names of the scales of KV caches, which no canonical tensor has to fill: they are 1 without one."""
+    """Returns the names of the scales of KV caches. No canonical tensor has to fill them: the scales are 1 then."""
     from sglang.srt.layers.quantization.kv_cache import BaseKVCacheMethod
 
     layers = [
@@ -288,7 +289,9 @@ def checkpoint_table(model: torch.nn.Module, config: ModelConfig) -> list[Canoni
 
 
 def checkpoint_tensors(model: torch.nn.Module, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors in the checkpoint that SGLang was started from, by their names there."""
+    """Yields the tensors in the checkpoint from which SGLang was started, by their names there. Raises UnsupportedError
+    if the server was started without a checkpoint.
+    """
     yield from _loader(config)._get_all_weights(config, model)
 
 
