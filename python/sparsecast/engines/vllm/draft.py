@@ -42,42 +42,48 @@ _logger = logging.getLogger("vllm.sparsecast")
 
 @dataclass(frozen=True)
 class Draft:
-    """The draft of one worker, and which part of the trainer's table is for it."""
+    """The draft model of one worker, and the part of the trainer's table that is for it."""
 
     model: torch.nn.Module
     config: Any
     """vLLM's ModelConfig of the draft."""
     prefix: str = ""
-    """Prefix of its names in the trainer's table; "": its weights lie in the files of the target, under the names that
-    they have there."""
+    """Prefix of the draft's names in the trainer's table. Empty if the draft's weights lie in the files of the target,
+    under the names that they have there.
+    """
 
     def table(self, canonical: Sequence[CanonicalTensor]) -> list[CanonicalTensor]:
-        """Returns the tensors that its loader may take, by the names that the loader knows."""
+        """Returns the part of the table `canonical` that the draft's loader may take, by the names that this loader
+        knows.
+        """
         if not self.prefix:
             return list(canonical)
         size = len(self.prefix)
         return [(name[size:], dtype, shape) for name, dtype, shape in canonical if name.startswith(self.prefix)]
 
     def checkpoint(self, vllm_config: VllmConfig) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the tensors of its own files, by the trainer's names."""
+        """Yields (name, tensor) of the files from which the draft was loaded, by the trainer's names."""
         for name, tensor in checkpoint_tensors(vllm_config, self.config, self.model):
             yield self.prefix + name, tensor
 
 
 def without_draft(canonical: Sequence[CanonicalTensor], prefix: str) -> list[CanonicalTensor]:
-    """Returns the target's part of the trainer's table: all of it without a prefix."""
+    """Returns the target's part of the table `canonical`: the tensors without `prefix` in their names, or all of them
+    if `prefix` is empty.
+    """
     return [entry for entry in canonical if not prefix or not entry[0].startswith(prefix)]
 
 
 def choose_draft(
     speculative: Any, target: Any, model: torch.nn.Module | None, prefix: str, *, can_look: bool
 ) -> Draft | None:
-    """Returns the draft that follows the trainer; None if there is no draft here, or if the draft stays as it is, which
-    is logged as a warning.
+    """Returns the draft that follows the trainer. Returns None if there is no draft here, or if the draft stays as it
+    is, which is logged as a warning.
 
     `speculative` is vLLM's SpeculativeConfig or None, `target` the ModelConfig of the target, `model` the draft model
-    of this worker. Without `can_look` the worker does not say which model it has. Raises UnsupportedError for a draft
-    that keeps a quantised copy of the target's head.
+    of this worker or None, and `prefix` the prefix of the draft's names in the trainer's table. `can_look` says whether
+    the worker shows its draft model. Raises UnsupportedError for a draft that keeps a quantised copy of the target's
+    head.
     """
     config = getattr(speculative, "draft_model_config", None)
     if config is None or speculative.method in _WITHOUT_WEIGHTS:
@@ -115,13 +121,14 @@ def with_draft(
     may_miss: Sequence[str] = (),
     repacked_too: Collection[str] = (),
 ) -> tuple[TracedLoader, Recomputation | None]:
-    """Returns the map of the target joined with the map of the draft, over the trainer's whole table, and what vLLM
-    computes from the draft's weights, not proven yet; for a caller within `set_current_vllm_config`. `repacked_too`
-    names modules whose parameters are not what was loaded; names of the draft's modules begin with `LIVE_PREFIX`.
+    """Returns the map of the target, `traced`, joined with the map of the draft, over the trainer's whole table; and
+    the recomputation of what vLLM computes from the draft's weights, not proven yet, or None if the draft does not
+    follow. For a caller within `set_current_vllm_config`. `repacked_too` names modules whose parameters are not what
+    was loaded; names of the draft's modules begin with `LIVE_PREFIX`.
 
     Raises UnsupportedError naming tensors that reach the draft and cannot be patched there, UsageError naming
-    parameters of the draft that nothing fills although other tensors of the trainer reach it. A draft that no tensor
-    reaches stays as it is, which is logged as a warning.
+    parameters of the draft that nothing fills although other tensors of the trainer reach the draft. A draft that no
+    tensor reaches stays as it is, which is logged as a warning.
     """
     traced = _over_table(traced, canonical)
     if draft is None:
@@ -191,7 +198,7 @@ def _missing(
 
 
 def _over_table(traced: TracedLoader, canonical: Sequence[CanonicalTensor]) -> TracedLoader:
-    """Returns the map of some tensors of the table as a map over the whole table."""
+    """Returns `traced`, a map of some tensors of the table `canonical`, as a map over the whole table."""
     table = tuple((name, dtype, tuple(shape)) for name, dtype, shape in map(in_checkpoint, canonical))
     index = {name: i for i, (name, _, _) in enumerate(table)}
     shards = tuple(replace(shard, tensor=index[traced.table[shard.tensor][0]]) for shard in traced.shards)

@@ -43,14 +43,16 @@ _log = logging.getLogger("vllm.sparsecast")  # vLLM shows what its own loggers s
 
 
 class SparsecastEndpoints:
-    """The plug-in (`vllm.plugins.endpoint_plugins.interface.EndpointPlugin`)."""
+    """vLLM's endpoint plug-in of sparsecast (`vllm.plugins.endpoint_plugins.interface.EndpointPlugin`): adds routes to
+    the HTTP server, and leads a server that follows a log.
+    """
 
     name = "sparsecast"
     required_tasks = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds the routes: of leases to a server in development mode, of a log to one that follows it; and versions of
-        requests, where they are wanted.
+        """Adds to the server the route of leases in development mode, the routes of a log if it follows one, and the
+        middleware for requests that name versions if the environment switches it on.
         """
         from vllm import envs
 
@@ -62,7 +64,9 @@ class SparsecastEndpoints:
             app.include_router(log_following.router())
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
-        """Keeps the pause of the server's engine, and begins to follow a log. Raises UsageError for wrong settings."""
+        """Puts the pause of the server's engine into `state`, and starts to follow a log if the environment names one.
+        Raises UsageError for wrong settings.
+        """
         processes = getattr(args, "api_server_count", None) or 1
         state.sparsecast_pause = VllmPause(engine_client, processes) if engine_client is not None else None
         server = f"{getattr(args, 'host', None) or 'any'}-{getattr(args, 'port', 0)}"
@@ -74,8 +78,8 @@ class SparsecastEndpoints:
 
 
 class VllmPause:
-    """The pause of one vLLM engine, as its lease sees it; `engine` is vLLM's EngineClient, one in each of the server's
-    `processes`.
+    """The pause of one vLLM engine, and the lease on it. `engine` is vLLM's EngineClient, and `processes` the number of
+    API processes of the server, each of which has such a client.
     """
 
     def __init__(self, engine: Any, processes: int = 1) -> None:
@@ -84,8 +88,9 @@ class VllmPause:
         self.lease = PauseLease(self.expire, _log)
 
     async def renew(self, seconds: float) -> None:
-        """Renews the lease. Raises UsageError if the workers could not say what they hold, or if the next call may
-        reach another process of the server, which knows nothing of this lease.
+        """Takes or renews the lease for `seconds`. Raises UsageError if the workers cannot say what they hold, or if
+        the server has several API processes, because the next call may reach another process, which knows nothing of
+        this lease.
         """
         if self._processes > 1:
             raise UsageError(
@@ -101,7 +106,9 @@ class VllmPause:
         await self.lease.renew(seconds)
 
     async def expire(self) -> str:
-        """Ends the update of a trainer that is gone, and resumes; returns what was done."""
+        """Ends the update of a trainer that is gone, and resumes generation if all workers hold the same whole version.
+        Returns a sentence that says what was done.
+        """
         if not await self._engine.is_paused():
             return "the engine was not paused"
         before = await self._statuses()
@@ -125,9 +132,9 @@ class VllmPause:
         return f"resumed at version {version}" if version is not None else "resumed with the weights that it had"
 
     async def _settled(self, statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Ends the doubt of workers that have applied a version and not heard whether it was committed. A worker that
-        has heard of the commit, and serves the version, settles the doubt for all. Otherwise the version before comes
-        back, which was committed.
+        """Decides about a version that workers have applied without hearing whether it was committed. If any worker has
+        heard of the commit, the version stands on all; otherwise all go back to the previous version, which was
+        committed. Returns the statuses of the workers afterwards.
         """
         attempt = max(status.get("in_doubt", 0) for status in statuses)
         if attempt == 0:

@@ -52,8 +52,8 @@ SECRET_VARIABLE = "SPARSECAST_SECRET"
 
 @dataclass
 class SparsecastInitInfo(WeightTransferInitInfo):
-    """Data that workers need to meet a trainer; plain JSON. Ranks of the world: the trainer's, then those of every
-    engine.
+    """Data that workers need to meet a trainer, as plain JSON. In the numbering of the world's ranks, the ranks of the
+    trainer come first, followed by those of each engine.
     """
 
     host: str
@@ -75,7 +75,9 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     generation: int = 0
     """Generation of the group: one more at every call."""
     trainer: str = ""
-    """Name of the trainer, its own (`TrainerFence`). Empty: any may follow it, and it fences nobody."""
+    """Name that no other trainer has (`TrainerFence`). Empty for a trainer without a name: any trainer may follow it,
+    and it shuts no other trainer out.
+    """
     channels: Channels = "control"
     interface: str = ""
     engine: str = "vllm"
@@ -124,11 +126,11 @@ class SparsecastInitInfo(WeightTransferInitInfo):
         return [(name, dtype, tuple(int(n) for n in shape)) for name, dtype, shape in self.tensors]
 
     def request(self) -> TraceRequest:
-        """Returns what the map of the model is to cover."""
+        """Returns the tensors that the address map of the model must cover, and how the trace is to treat them."""
         return TraceRequest(self.table(), self.may_miss, self.modes, self.draft == "follow", self.draft_prefix)
 
     def world(self, worker: int) -> World:
-        """Returns the world as this worker of the engine sees it."""
+        """Returns the world for worker number `worker` of the engine, with the rank of that worker."""
         return World(
             host=self.host,
             port=self.port,
@@ -144,14 +146,16 @@ class SparsecastInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class SparsecastUpdateInfo(WeightTransferUpdateInfo):
-    """One update; plain JSON. What changed travels between the ranks, not here."""
+    """Arguments of one update, as plain JSON. The changes themselves travel between the ranks, not here."""
 
     base_version: int | None = None
-    """Version that the trainer updates from; an engine at another version fails. None: not checked."""
+    """Version from which the trainer updates; an engine at another version fails. None: not checked."""
 
 
 class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, SparsecastUpdateInfo]):
-    """Receiver of one worker. The module explains the calls; `receiver` has versions, stamps and receipts."""
+    """Receiver of one vLLM worker, behind vLLM's interface of weight-transfer backends: patches the live weights of the
+    worker in place. `receiver` has the version, the state and the receipts; it is None before the first join.
+    """
 
     init_info_cls = SparsecastInitInfo
     update_info_cls = SparsecastUpdateInfo
@@ -165,7 +169,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self.receiver: Receiver | None = None
         self.traced: TracedLoader | None = None
         self.recomputations: list[Recomputation] = []
-        """What vLLM computes of the weights of the target, and of a draft that follows."""
+        """Recomputations of what vLLM computes from the weights of the target, and of a draft that follows."""
         self.live = LiveModel(vllm_config, model)
         self._asked: tuple[list[CanonicalTensor], dict[str, str]] | None = None  # Table and modes of the receiver.
         self._fence = TrainerFence()
@@ -176,7 +180,9 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
 
     @with_code
     def parse_init_info(self, init_dict: dict[str, Any]) -> SparsecastInitInfo:
-        """Parses the init info. Looks at the trainer's version first: another version may have other fields."""
+        """Returns the init info with the fields of `init_dict`. Checks the trainer's version first, because another
+        version may have other fields: raises UnsupportedError if it does not work with this one.
+        """
         refuse_other_release(init_dict.get("release", ""))
         parsed: SparsecastInitInfo = super().parse_init_info(init_dict)
         return parsed
@@ -188,8 +194,9 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         """Joins a group; collective over the workers of the engine and the trainer. A later call joins the next group.
 
         Raises UnsupportedError naming tensors that cannot be patched, UsageError for names that do not fit,
-        UnauthenticatedError, DeadlineError, DigestMismatchError, FencedError for a trainer that joined before the
-        current one; on the other ranks PeerFailedError.
+        UnauthenticatedError for another secret, DeadlineError if not all ranks come, DigestMismatchError if the weights
+        differ from their version, and FencedError for a trainer that joined before the current one. Workers that did
+        not fail themselves raise PeerFailedError.
         """
         refuse_moving_experts(self.parallel_config)
         group = get_world_group()
@@ -215,17 +222,20 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
 
     @with_code
     def start_weight_update(self) -> None:
-        """Starts staging in the background, while the trainer runs its sync()."""
+        """Starts staging the next version in the background, while the trainer runs its sync(). Generation goes on."""
         self._joined().start_receive(self._timeout)
         self._in_update = True
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Applies the staged version. It is verified on the device on return: nothing is left to wait for."""
+        """Applies the staged version. When the call returns, the version has been verified on the device."""
         self.receive_weights(self.parse_update_info(update_info))
 
     @with_code
     def receive_weights(self, update_info: SparsecastUpdateInfo) -> None:
-        """Runs the pause. Raises VersionGapError at another version; after any failure the version before stands."""
+        """Runs the pause: waits for the staging, applies the version, and verifies it. Raises VersionGapError if the
+        worker is at another version than the update's base. After a failure the weights are still of the previous
+        version, unless `status` says that they are "dirty" or names a version in doubt.
+        """
         receiver = self._joined()
         if update_info.base_version is not None and update_info.base_version != receiver.version:
             words = (
@@ -242,21 +252,23 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
 
     @with_code
     def finish_weight_update(self) -> None:
-        """Ends the update; raises UsageError if nothing was applied."""
+        """Ends the update. If the staged version was not applied, drops it and raises UsageError."""
         if self._in_update:
             self._in_update = False
             self._joined().abandon("finish_weight_update without update_weights", self._timeout)
             raise UsageError("finish_weight_update without update_weights: the staged version was dropped")
 
     def shutdown(self) -> None:
-        """Leaves the group. Weights stay at the version last verified."""
+        """Leaves the group. The weights stay at the version that was last verified."""
         if self.receiver is not None:
             self.receiver.close(self._timeout)
 
     # -- more than vLLM asks for ---------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Returns version, state and the last receipt of this worker as JSON values. Thread-safe."""
+        """Returns the status of this worker as JSON values: version, state, the numbers of the last update, and how its
+        tensors are updated. Thread-safe.
+        """
         receiver = self.receiver
         if receiver is None:
             return {"state": "not initialised", "is_whole": True, "held_version": None}
@@ -272,10 +284,10 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
     @with_code
     def audit(self) -> dict[str, Any]:
         """Reads all weights of this worker and compares their digest with the digest of the version that `status`
-        names.
+        names. Returns the status.
 
-        Raises DirtyError naming a tensor, after which only a join repairs them; UsageError while a version is on its
-        way.
+        Raises DirtyError naming a tensor that differs, after which only a join repairs the weights; UsageError while a
+        version is being received or is staged.
         """
         receiver = self._joined()
         if receiver.state in ("receiving", "staged"):
@@ -290,9 +302,9 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _replica(self, size: int) -> int:
-        """Returns the number of this replica among the replicas that vLLM runs apart from one another, as engines of
-        their own. With expert parallelism the replicas are one engine, whose group of `size` workers has the workers of
-        all replicas.
+        """Returns the number of this data-parallel replica if vLLM runs its replicas as separate engines. Returns 0 if
+        they are one engine, as with expert parallelism: then the group of `size` workers has the workers of all
+        replicas.
         """
         apart = size == self.parallel_config.world_size
         return int(self.parallel_config.data_parallel_index) if apart else 0
@@ -344,14 +356,14 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
 
 
 class WorkerExtension:
-    """Worker extension for `--worker-extension-cls sparsecast.engines.vllm.WorkerExtension`: methods for
-    `/collective_rpc`.
+    """Worker extension for `--worker-extension-cls sparsecast.engines.vllm.WorkerExtension`: adds methods to vLLM's
+    workers that `/collective_rpc` can call.
     """
 
     @property
     def weight_transfer_engine(self) -> WeightTransferEngine[Any, Any] | None:
-        """The engine, as vLLM's worker sets it when its models are loaded; an engine of sparsecast is told then how to
-        find the draft.
+        """The weight-transfer engine, which vLLM's worker sets when its models are loaded. When it is set, an engine of
+        sparsecast is told how to find the draft model.
         """
         engine: WeightTransferEngine[Any, Any] | None = vars(self).get("weight_transfer_engine")
         return engine
@@ -363,14 +375,19 @@ class WorkerExtension:
             engine.live.find_draft = lambda: draft_model(self)
 
     def sparsecast_status(self) -> dict[str, Any]:
-        """Returns version and state; in state "staged", the next update_weights waits only for the apply."""
+        """Returns the status of this worker, with version and state. In state "staged", the next update_weights has to
+        wait only for the apply.
+        """
         engine = self.weight_transfer_engine
         if not isinstance(engine, SparsecastWeightTransferEngine):
             return {"state": "not configured"}
         return engine.status()
 
     def sparsecast_settle(self, committed: bool) -> dict[str, Any]:
-        """Ends a doubt (`Receiver.settle`) while generation is paused; returns the status afterwards."""
+        """Decides about the version in doubt (`Receiver.settle`) while generation is paused: with `committed` it
+        stands, otherwise the previous version is restored. Returns the status afterwards, in which a failure is state
+        "dirty".
+        """
         engine = self.weight_transfer_engine
         if isinstance(engine, SparsecastWeightTransferEngine) and engine.receiver is not None:
             with contextlib.suppress(DirtyError):  # The state says so.
@@ -378,8 +395,8 @@ class WorkerExtension:
         return self.sparsecast_status()
 
     def sparsecast_audit(self) -> dict[str, Any]:
-        """Returns the status after all weights have been read and their digest is the digest of the version; else
-        raises.
+        """Reads all weights and compares their digest with the digest of the version. Returns the status if they are
+        equal; raises DirtyError otherwise.
         """
         engine = self.weight_transfer_engine
         if not isinstance(engine, SparsecastWeightTransferEngine):

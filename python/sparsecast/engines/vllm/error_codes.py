@@ -14,7 +14,9 @@ _Result = TypeVar("_Result")
 
 
 def with_code(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Appends the code to the message of every sparsecast Error that leaves ``function``: "... [wrong_base]"."""
+    """Decorator that appends the error code to the message of every sparsecast Error that ``function`` raises, such as
+    "... [wrong_base]".
+    """
 
     @functools.wraps(function)
     def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:

@@ -26,8 +26,8 @@ _log = logging.getLogger("vllm.sparsecast")
 
 
 def sparsecast_follow(self: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Begins to follow the log of the settings (`FollowSettings.for_worker`), once; returns the status, in which a
-    refusal is state "broken" with its reason.
+    """Makes this worker follow the log of `settings` (`FollowSettings.for_worker`), at the first call. Returns the
+    status; if the worker cannot follow, its state is "broken", with the reason.
     """
     if getattr(self, _ATTRIBUTE, None) is None:
         setattr(self, _ATTRIBUTE, _follower(self, settings))
@@ -41,8 +41,8 @@ def sparsecast_follow_status(self: Any) -> dict[str, Any]:
 
 
 def sparsecast_follow_apply(self: Any, replicas: list[int]) -> dict[str, Any]:
-    """Writes the version that is staged, on the workers of these replicas, all of which have staged it; returns the
-    status, also after a failure.
+    """Writes the staged version if this worker belongs to one of `replicas`, whose workers have all staged it. Returns
+    the status, also after a failure.
     """
     follower: WorkerFollower = getattr(self, _ATTRIBUTE)
     if follower.replica in replicas:
@@ -51,7 +51,9 @@ def sparsecast_follow_apply(self: Any, replicas: list[int]) -> dict[str, Any]:
 
 
 def _follower(worker: Any, settings: dict[str, Any]) -> WorkerFollower:
-    """Collective over the workers of an engine: either all of them follow, or none."""
+    """Returns the follower of this worker, which begins to follow the log. Collective over the workers of an engine:
+    either all of them follow, or none.
+    """
     from vllm.distributed.parallel_state import get_world_group
 
     group = get_world_group()
@@ -100,7 +102,9 @@ def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> t
 
 
 def _refuse_what_cannot_follow(config: Any) -> None:
-    """Raises UnsupportedError for servers that cannot follow a log."""
+    """Raises UnsupportedError if the server's options exclude following a log: weights from a trainer, moving experts,
+    or sleep mode.
+    """
     from sparsecast.engines.vllm.model import refuse_moving_experts
 
     if config.weight_transfer_config is not None:
@@ -117,7 +121,10 @@ def _refuse_what_cannot_follow(config: Any) -> None:
 
 
 def _trace(live: LiveModel, *, whole: bool) -> tuple[TracedLoader, list[Recomputation]]:
-    """Returns the map of the tensors in the files that vLLM was started from, which the log has to have, too."""
+    """Returns the address map and the recomputations for the tensors in the files from which vLLM was started; the log
+    must have the same tensors. `whole` has the meaning that it has in `trace_for_log`: every tensor must lie in one
+    piece.
+    """
     from sparsecast.buffers import dtype_name
     from sparsecast.engines.vllm.live_model import TraceRequest
     from sparsecast.engines.vllm.model import checkpoint_tensors, refuse_new_ties

@@ -17,10 +17,12 @@ from sparsecast.errors import UsageError
 
 
 class VllmEngine:
-    """A `LedEngine` over `client`, vLLM's EngineClient."""
+    """vLLM's engine for `LogFollowing` (a `LedEngine`), over `client`, vLLM's EngineClient."""
 
     def __init__(self, client: Any, settings: FollowSettings, processes: int = 1) -> None:
-        """Raises UsageError for a server of several API processes, of which each would lead the workers."""
+        """Raises UsageError for a server of several API processes (`processes`), because each of them would lead the
+        workers.
+        """
         if processes > 1:
             raise UsageError(
                 f"SPARSECAST_FOLLOW: the server has {processes} API processes, and one leads the workers: start vLLM "

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """What the map of a model is to cover; `SparsecastInitInfo` explains the fields of the same names."""
+    """The tensors that the address map of a model must cover, and how the trace is to treat them.
+
+    table         tensor table of the trainer or the log, as (name, dtype, shape)
+    may_miss      patterns (fnmatch) of names of vLLM's parameters that the trainer does not have
+    modes         mode (of `MODES`) by pattern (fnmatch) of names in the table; the trace chooses the others
+    follow_draft  whether a draft model is updated, too
+    draft_prefix  prefix of the draft's names in the table; empty: the draft's weights lie in the target's files
+    """
 
     table: Sequence[CanonicalTensor]
     may_miss: Sequence[str] = ()
@@ -33,7 +40,9 @@ class TraceRequest:
 
 
 class LiveModel:
-    """The model of a worker, with the draft model that the worker may have. Not thread-safe: for the engine's thread."""
+    """The target model of a worker, and the draft model that the worker may have. Not thread-safe: for the engine's
+    thread.
+    """
 
     def __init__(self, vllm_config: VllmConfig, model: torch.nn.Module) -> None:
         self.vllm_config = vllm_config
@@ -43,12 +52,12 @@ class LiveModel:
         self._rearranged: set[str] = set()  # Modules whose kernels keep another order than the files.
 
     def trace(self, request: TraceRequest, *, verify: bool) -> tuple[TracedLoader, list[Recomputation]]:
-        """Returns the map, and what vLLM computes from the weights of the target and of a draft that follows, not proven
-        yet.
+        """Returns the address map of the target and of a draft that follows, and the recomputations of what vLLM
+        computes from their weights, not proven yet.
 
-        With `verify`, memory is compared with the files that vLLM was started from; a map that is traced again is
-        returned if kernels keep what they loaded in another order. Raises UnsupportedError naming tensors that cannot be
-        patched, UsageError for names that do not fit.
+        With `verify`, the memory is compared with the files from which vLLM was started. If it differs because kernels
+        keep weights in another order than the files, the models are traced again, with these modules as repacked ones.
+        Raises UnsupportedError naming tensors that cannot be patched, and UsageError for names that do not fit.
         """
         with set_current_vllm_config(self.vllm_config):
             traced, recomputations, draft = self._trace(request)
@@ -68,7 +77,9 @@ class LiveModel:
             )
 
     def guard(self, traced: TracedLoader, cure: str) -> Callable[[], None]:
-        """Returns a check that raises UsageError, naming a tensor and `cure`, once a weight lies in other memory."""
+        """Returns a function that checks where the weights lie: it raises UsageError, naming a tensor and the advice
+        `cure`, once a weight of the target or the draft has moved to other memory than in the map `traced`.
+        """
         draft = self._draft_model()
         models = [self.model] if draft is None else [self.model, draft]
         return guard_of(models, (tensor.memory for tensor in traced.tensors), cure)
@@ -106,8 +117,8 @@ class LiveModel:
 
 
 def draft_model(worker: Any) -> torch.nn.Module | None:
-    """Returns the draft model of a vLLM worker; None if the worker guesses without a draft model, or another pipeline
-    stage has the model.
+    """Returns the draft model of a vLLM worker; None if the worker guesses without a draft model, or if another
+    pipeline stage has the draft model.
     """
     find = getattr(worker.model_runner, "get_draft_model", None)
     draft = find() if find is not None else None

@@ -22,7 +22,9 @@ _CALL_SECONDS = 30.0
 
 @dataclass
 class Place:
-    """Where the ranks meet, and how many workers the engine has."""
+    """The place where trainer and engine meet (host, port and secret), and the number of workers of the engine. An
+    empty field or 0 is not known yet.
+    """
 
     host: str
     port: int
@@ -35,10 +37,12 @@ class Place:
 
 
 def settle(place: Place, client: Any, rank: int, ranks: int) -> Place:
-    """Returns `place` with what is missing: asked from the server, or made, by rank 0.
+    """Returns `place` with its missing fields filled in by rank 0, which asks the server behind `client` or chooses a
+    value.
 
-    Collective over the default process group of torch.distributed if there are several ranks and anything is missing.
-    Raises UsageError naming the fields that cannot be found out, PeerFailedError on the ranks where rank 0 failed.
+    `rank` is this rank of the trainer's `ranks`. If there are several ranks and a field is missing, the call is
+    collective over the default process group of torch.distributed. Raises UsageError naming the fields that cannot be
+    found out, IoError if the server does not answer, and PeerFailedError on the other ranks if rank 0 has failed.
     """
     if place.complete:
         return place
@@ -111,7 +115,9 @@ def _world_size(client: Any) -> int:
 
 
 def worker_states(client: Any) -> list[str] | None:
-    """Returns the state of every worker, or None where it cannot be asked: no HTTP client, no worker extension."""
+    """Returns the state of every worker. Returns None if the workers cannot be asked, because `client` is no HTTP
+    client or the server has no worker extension.
+    """
     base = _base_url(client)
     if base is None:
         return None
@@ -136,7 +142,9 @@ def _call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def _own_address(client: Any) -> str:
-    """Returns the address of this machine that faces the server."""
+    """Returns the address of this machine on the way to the server. Raises UsageError if the client does not know the
+    server's address, and IoError if there is no way to it.
+    """
     base = _base_url(client)
     url = urllib.parse.urlsplit(base) if base is not None else None
     if url is None or not url.hostname:

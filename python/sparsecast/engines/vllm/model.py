@@ -32,9 +32,9 @@ def trace(
     modes: Modes | None = None,
     repacked_too: Collection[str] = (),
 ) -> tuple[TracedLoader, Recomputation]:
-    """Runs `trace_loader` over a vLLM model, within `set_current_vllm_config`, and finds the steps of vLLM that compute
-    tensors from weights; the steps are not proven yet. `repacked_too` names modules whose parameters are not what was
-    loaded, although their form does not show it.
+    """Runs `trace_loader` over a vLLM model, within `set_current_vllm_config`. Returns the address map, and the steps
+    of vLLM that compute tensors from weights, not proven yet. `repacked_too` names modules whose parameters are not
+    what was loaded, although their form does not show it.
 
     Raises UnsupportedError naming tensors that cannot be patched, copies of weights that are packed for a CPU, and
     tensors that are derived from weights by no step of vLLM; UsageError for names that do not fit.
@@ -65,8 +65,9 @@ def recomputation_of(
     whose: str = "the model",
     repacked: RepackedModules | None = None,
 ) -> tuple[Recomputation, set[str]]:
-    """Returns the steps of vLLM that compute tensors of a model with this map, not proven yet, and the names of the
-    tensors that they may make. `model_config` is the configuration of a draft.
+    """Returns the steps of vLLM that compute tensors of `model` from its weights, not proven yet, and the names of the
+    tensors that they may make. `traced` is the model's address map. For a draft model, `model_config` is its
+    configuration, and `whose` its name in messages.
 
     Raises UnsupportedError for copies of weights that are packed for a CPU, and for tensors that no step makes.
     """
@@ -90,7 +91,9 @@ def recomputation_of(
 
 
 def post_processing(model: torch.nn.Module, model_config: Any) -> Iterator[Step]:
-    """Yields what vLLM runs over a model after loading, in its order (`process_weights_after_loading` of its loader)."""
+    """Yields the steps that vLLM runs over a model after loading (`process_weights_after_loading`), in the order of its
+    loader.
+    """
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
@@ -116,10 +119,11 @@ def repacked_modules(
     besides: Collection[torch.nn.Module] = (),
 ) -> RepackedModules:
     """Returns the modules whose parameters have another form than vLLM recorded before it loaded them, and the modules
-    in `too` that have post-processing.
+    named in `too` that have post-processing, with copies of their parameters as they were loaded.
 
-    `model_config` and `prefix` are what vLLM made a draft with. `besides` are modules that another model has as well,
-    and that are left out here because they are patched with that model.
+    For a draft model, `model_config` and `prefix` are the arguments with which vLLM made it. Modules in `besides` are
+    left out: they belong to another model as well, and are patched with that model. Raises UnsupportedError naming the
+    modules if there are any, and vLLM cannot make the model a second time.
     """
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
@@ -159,8 +163,8 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _twin(vllm_config: VllmConfig, model_config: Any = None, prefix: str = "") -> tuple[torch.nn.Module, Constants]:
-    """Makes the model a second time, on the meta device. Returns this model, and which of its tensors are constants.
-    vLLM's tables of layers go on to name the layers of the live model.
+    """Makes the model a second time, on the meta device. Returns this model, and the `Constants` that have the values
+    of its constant tensors. vLLM's tables of layers still name the layers of the live model afterwards.
     """
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
     from vllm.model_executor.model_loader.utils import initialize_model
@@ -183,7 +187,9 @@ def _twin(vllm_config: VllmConfig, model_config: Any = None, prefix: str = "") -
 
 
 def _in_context(vllm_config: VllmConfig, run: Callable[P, object]) -> Callable[P, object]:
-    """Returns `run` as vLLM's loader runs it: without gradients, with its configuration and its default dtype."""
+    """Returns a function that calls `run` as vLLM's loader does: without gradients, with vLLM's configuration and the
+    default dtype of the model.
+    """
     from vllm.config import set_current_vllm_config
     from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -201,7 +207,9 @@ def loader_of(model: torch.nn.Module) -> LoadWeights:
 
 
 def refuse_packed_copies(model: torch.nn.Module, whose: str = "the model") -> None:
-    """Raises UnsupportedError for layers that compute with a copy of their weights that is packed for this CPU."""
+    """Raises UnsupportedError if layers of the model compute with a copy of their weights that is packed for this CPU,
+    which a patch would not reach. `whose` names the model in the message.
+    """
     packed = packed_copies(model)
     if packed:
         listed = ", ".join(sorted(packed)[:4])
@@ -213,7 +221,9 @@ def refuse_packed_copies(model: torch.nn.Module, whose: str = "the model") -> No
 
 
 def refuse_derived(derived: Collection[str], whose: str = "the model") -> None:
-    """Raises UnsupportedError for tensors that are derived from weights, if there are any."""
+    """Raises UnsupportedError naming the tensors in `derived`, which are derived from weights and cannot be computed
+    again, if there are any. `whose` names the model in the message.
+    """
     if derived:
         listed = ", ".join(sorted(derived)[:8])
         raise UnsupportedError(
@@ -223,7 +233,9 @@ def refuse_derived(derived: Collection[str], whose: str = "the model") -> None:
 
 
 def refuse_moving_experts(parallel_config: Any) -> None:
-    """Raises UnsupportedError if vLLM moves experts between ranks while it runs: the map would be wrong after a move."""
+    """Raises UnsupportedError if vLLM may move experts between ranks while it runs, because the address map would be
+    wrong after a move.
+    """
     if parallel_config.enable_eplb:
         raise UnsupportedError(
             "--enable-eplb: vLLM moves experts, redundant ones among them, between ranks while it runs, and a patch "
@@ -232,7 +244,9 @@ def refuse_moving_experts(parallel_config: Any) -> None:
 
 
 def refuse_new_ties(traced: TracedLoader, ties: Sequence[Sequence[str]]) -> None:
-    """Raises UnsupportedError for two names that share memory here and are not among the ties of the trainer."""
+    """Raises UnsupportedError if two canonical names share memory in this engine and are not a pair in `ties`, the
+    pairs of names that are one tensor at the trainer.
+    """
     known = {frozenset(pair) for pair in ties}
     for alias, original in traced.ties:
         if frozenset((alias, original)) not in known:
@@ -245,7 +259,9 @@ def refuse_new_ties(traced: TracedLoader, ties: Sequence[Sequence[str]]) -> None
 def checkpoint_tensors(
     vllm_config: VllmConfig, model_config: Any, model: torch.nn.Module
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors of the files that `model` was loaded from, by the reader of vLLM."""
+    """Yields (name, tensor) of the files from which `model` was loaded, as vLLM's own reader reads them. Raises
+    UnsupportedError if the model was not loaded from files.
+    """
     from vllm.model_executor.model_loader import get_model_loader
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 

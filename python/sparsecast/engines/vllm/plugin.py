@@ -21,8 +21,8 @@ _said = False
 
 
 def check_version() -> None:
-    """Warns, once a process, about a version of vLLM that is not tested. Raises UnsupportedError for an older version,
-    which has another weight-transfer interface.
+    """Logs a warning, once in a process, if sparsecast is not tested with the installed version of vLLM. Raises
+    UnsupportedError for an older version, which has another weight-transfer interface.
     """
     global _said
     from vllm import __version__
@@ -44,8 +44,8 @@ def _parsed(version: str) -> tuple[int, int] | None:
 
 
 def _limit_vector_units() -> None:
-    """Makes ONEDNN_MAX_CPU_ISA hold for vLLM's own AMX kernels, too. These kernels ask the processor alone, and compute
-    with packed copies of weights, which no update in place would reach.
+    """Makes the environment variable ONEDNN_MAX_CPU_ISA hold for vLLM's own AMX kernels, too. These kernels ask only
+    the processor, and compute with packed copies of weights, which no update in place would reach.
     """
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     if limit not in ("", "ALL", "DEFAULT") and "AMX" not in limit:
@@ -55,7 +55,7 @@ def _limit_vector_units() -> None:
 
 
 def _add_worker_methods() -> None:
-    """Gives vLLM's workers the methods by which a server follows a log, if it is to follow one."""
+    """Gives vLLM's workers the methods with which they follow a log, if SPARSECAST_FOLLOW names a log."""
     if not os.environ.get("SPARSECAST_FOLLOW"):
         return
     from vllm.v1.worker.worker_base import WorkerBase
@@ -67,9 +67,11 @@ def _add_worker_methods() -> None:
 
 
 def register() -> None:
-    """Registers both ends by name; vLLM imports them on first use. May be called more than once.
+    """Registers the weight-transfer backends of servers and trainers with vLLM, by name; vLLM imports them on first
+    use. May be called more than once.
 
-    A vLLM without the interface is left alone: sparsecast may be installed with it for another purpose.
+    If this vLLM has no interface for such backends, only a warning is logged: sparsecast may be installed for another
+    purpose.
     """
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory

@@ -28,18 +28,20 @@ from sparsecast.torch.dtensor import chunk_of
 
 @dataclass(frozen=True)
 class Piece:
-    """One canonical tensor, and the box of it that each trainer rank publishes."""
+    """One canonical tensor of a trainer: its name, its dtype and shape at the engines, and the box of it that each
+    trainer rank publishes (None: the rank publishes nothing of it).
+    """
 
     name: str
     dtype: torch.dtype
-    """dtype that engines hold."""
+    """The dtype in which engines hold the tensor."""
     shape: tuple[int, ...]
     boxes: tuple[Box | None, ...]
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a pass has yielded under one name, without keeping it alive."""
+    """The place and form of a tensor that a pass over the source has yielded. Does not keep the tensor's memory alive."""
 
     storage: StorageWeakRef
     begin: int
@@ -62,7 +64,9 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def trainer_ranks(source: Any) -> int:
-    """Returns the number of ranks of the trainer: of the default process group, or the ranks that own parameters."""
+    """Returns the number of ranks of the trainer: the size of the default process group if there is one, else one more
+    than the highest rank that the metadata of `source` names as an owner.
+    """
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -71,11 +75,11 @@ def trainer_ranks(source: Any) -> int:
 
 
 def pieces_of(source: Any, ranks: int, wire_dtype: torch.dtype | None = None) -> list[Piece]:
-    """Returns the tensors that a trainer of `ranks` ranks publishes, in the order of the metadata.
+    """Returns the tensors that a trainer of `ranks` ranks publishes, in the order of the source's metadata.
 
     A source without `iter_local` yields whole tensors: each is published by one of the ranks that get it, in turn.
-    `wire_dtype` replaces the dtype of floating-point tensors. Raises UsageError, naming the tensor, for an owner that
-    is no rank of the trainer, and UnsupportedError for sources whose ranks hold different names without saying which.
+    `wire_dtype` replaces the dtype of floating-point tensors. Raises UsageError naming the tensor if its owner is no
+    rank of the trainer, and UnsupportedError for a source whose ranks hold different tensors without saying which.
     """
     local = is_local(source)
     if not local and ranks > 1 and getattr(source, "held_names", lambda: None)() is not None:
@@ -106,7 +110,9 @@ def pieces_of(source: Any, ranks: int, wire_dtype: torch.dtype | None = None) ->
 
 
 def is_local(source: Any) -> bool:
-    """Returns whether a pass yields this rank's pieces (`iter_local`); otherwise it yields whole tensors."""
+    """Returns whether a pass over `source` yields the pieces that this rank holds (`iter_local`); otherwise it yields
+    whole tensors.
+    """
     implements = getattr(source, "implements_iter_local", None)
     return implements is not None and bool(implements())
 
@@ -117,8 +123,8 @@ def _metadata(source: Any) -> Sequence[Any]:
 
 
 def _box(meta: Any, shape: tuple[int, ...], position: int, owners: int) -> Box:
-    """Returns the part that the owner at `position` of the mesh yields: whole, or cut as torch.chunk cuts, the outer
-    mesh axis first.
+    """Returns the part of a tensor that its owner at `position` in the device mesh yields: the whole tensor, or a part
+    as torch.chunk cuts it, the outer mesh axis first.
     """
     offset, extent = [0] * len(shape), list(shape)
     mesh = getattr(meta, "mesh_shape", None) or (owners,)
@@ -134,11 +140,11 @@ def _box(meta: Any, shape: tuple[int, ...], position: int, owners: int) -> Box:
 
 
 class SourceWeights:
-    """Memory of one trainer rank, as its source yields it, and the layout of all ranks.
+    """The memory of one trainer rank that is published, as its `WeightSource` yields it, and the layout of all ranks.
 
-    `tensors[i]` is the memory of `layout.ranks[rank].tensors[i]`, flat, at the same address for good. The constructor
-    runs two passes over the source, and `refresh` one; passes are collective where the source's are. With `copy`
-    everything is copied, for a trainer whose weights move between steps.
+    `tensors[i]` is the memory of `layout.ranks[rank].tensors[i]`: one-dimensional, and always at the same address. The
+    constructor runs two passes over the source, and `refresh` one; a pass is collective if it is so in the source. With
+    `copy` all tensors are copied, for a trainer whose weights move to other memory between steps.
     """
 
     def __init__(
@@ -161,7 +167,7 @@ class SourceWeights:
 
     @property
     def has_masters(self) -> bool:
-        """Whether some memory is fp32 whose cast to bf16 engines get; the publisher computes it."""
+        """Whether any memory is fp32 and engines get its cast to bf16, which the publisher computes."""
         of_layout = self.layout.ranks[self._rank].tensors
         return any(
             t.dtype == torch.float32 and own.dtype == "BF16" for t, own in zip(self.tensors, of_layout, strict=True)
@@ -179,10 +185,10 @@ class SourceWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Brings `tensors` to the weights as they are now, on the caller's current stream.
+        """Brings `tensors` up to date with the weights as they are now, on the caller's current CUDA stream.
 
-        Raises UsageError naming a tensor that was in place and has moved; the pass has ended by then, so that the
-        collectives of other ranks do, too.
+        Raises UsageError naming a tensor that is published where it lies and has moved to other memory. The pass is
+        completed first, so that other ranks do not wait in its collectives.
         """
         moved: list[str] = []
         for index, name, tensor in self._pass():
@@ -225,7 +231,9 @@ class SourceWeights:
         return Layout(TensorTable(table), layouts, ties)
 
     def _pass(self) -> Iterator[tuple[int, str, torch.Tensor]]:
-        """Yields (index, name, tensor) of what this rank publishes, and checks names, shapes and dtypes."""
+        """Runs a pass over the source. Yields (index in `tensors`, name, tensor) for each tensor that this rank
+        publishes. Raises UsageError naming a tensor whose name, shape or dtype is not what the metadata says.
+        """
         extents = {p.name: (p, p.boxes[self._rank]) for p in self._pieces}
         missing = {name for name, index in self._mine.items() if index is not None}
         for name, tensor in self._iterate():
@@ -264,10 +272,11 @@ class SourceWeights:
             yield from self._source
 
     def _register(self, copy: bool) -> tuple[list[torch.Tensor], dict[int, tuple[object, ...]]]:
-        """Returns the memory to publish, and the form of what is the source's own; the rest is filled by `refresh`.
+        """Returns the memory to publish, and the place and form of those tensors, by index, that are the source's own
+        memory. The other tensors are new buffers, which `refresh` fills.
 
-        The source's own memory is published if it outlives a pass, has the same place in the next, and is no other
-        tensor's (a buffer that one tensor after another goes through).
+        The source's own memory is published if it outlives a pass, if the next pass yields the tensor in the same
+        place, and if no other tensor lies there (as in a buffer through which the tensors go one after another).
         """
         dtypes = {self._mine[piece.name]: piece.dtype for piece in self._pieces}
         first = {} if copy else {index: _look(tensor) for index, _, tensor in self._pass()}
@@ -286,7 +295,9 @@ class SourceWeights:
 
 
 def _publishable(memory: torch.dtype, wire: torch.dtype) -> bool:
-    """Returns whether a publisher takes this memory as it is: of the same dtype, or an fp32 master of bf16."""
+    """Returns whether a publisher can take memory of dtype `memory` for a tensor that engines hold as `wire`: the
+    dtypes are equal, or the memory is an fp32 master of a bf16 tensor.
+    """
     return memory == wire or (memory == torch.float32 and wire == torch.bfloat16)
 
 

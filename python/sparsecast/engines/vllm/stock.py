@@ -49,14 +49,14 @@ _LIMITS = (
 
 @dataclass
 class StockTrainerInitInfo(TrainerInitInfo):
-    """Where trainer and workers meet, as in vLLM's `SparseNCCLTrainerInitInfo`."""
+    """The address at which trainer and workers meet, as in vLLM's `SparseNCCLTrainerInitInfo`, and what is sent."""
 
     backend: ClassVar[str] = STOCK_BACKEND
 
     master_address: str
     master_port: int
     world_size: int
-    """1 (rank 0 of the trainer) and the workers of the server."""
+    """One more than the number of workers of the server, because rank 0 of the trainer counts, too."""
     seed: bool = False
     """Whether the first transfer sends all elements: the server holds other weights than the source has now."""
     wire_dtype: torch.dtype | None = None
@@ -65,7 +65,9 @@ class StockTrainerInitInfo(TrainerInitInfo):
 
 
 class StockTrainerWeightTransferEngine(TrainerWeightTransferEngine[StockTrainerInitInfo]):
-    """One trainer rank. Rank 0 has the snapshot and sends; the other ranks only take part in the source's gathers."""
+    """One trainer rank that sends changed weights to a vLLM server without sparsecast, by vLLM's backend `sparse_nccl`.
+    Rank 0 keeps a snapshot of what was sent, and sends; the other ranks only take part in the source's gathers.
+    """
 
     init_info_cls = StockTrainerInitInfo
 
@@ -79,17 +81,17 @@ class StockTrainerWeightTransferEngine(TrainerWeightTransferEngine[StockTrainerI
         self._send_all = init_info.seed
         self._wire_dtype = init_info.wire_dtype
         self.changed = 0
-        """Elements that the last transfer sent."""
+        """Number of elements that the last transfer sent."""
 
     @classmethod
     def trainer_init(
         cls, init_info: StockTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
     ) -> StockTrainerWeightTransferEngine:
-        """Creates the engine of one trainer rank. Collective over the ranks of the trainer.
+        """Makes the engine of one trainer rank. Collective over the ranks of the trainer.
 
         The sending rank copies the weights of `source` as its snapshot. vLLM's own sparse NCCL trainer then connects to
-        the workers. Raises UsageError if `source` is None, and UnsupportedError, which names the tensor, if vLLM's
-        sparse NCCL backend cannot carry a tensor.
+        the workers. Raises UsageError if `source` is None, and UnsupportedError naming a tensor that vLLM's sparse NCCL
+        backend cannot carry.
         """
         check_version()
         if source is None:
@@ -113,8 +115,8 @@ class StockTrainerWeightTransferEngine(TrainerWeightTransferEngine[StockTrainerI
     def send_weights(self) -> None:
         """Sends what has changed since the last transfer; collective over the trainer.
 
-        Raises UnsupportedError for a NaN before anything is sent. After any other error the server may have a part: the
-        next transfer sends all elements.
+        Raises UnsupportedError naming a tensor with a NaN, before anything is sent. After any other error the server
+        may have only a part of the changes: the next transfer sends all elements.
         """
         patches: list[SparseWeightPatch] = []
         for name, tensor in self._whole():
@@ -131,7 +133,7 @@ class StockTrainerWeightTransferEngine(TrainerWeightTransferEngine[StockTrainerI
             own[patch.indices.to(own.device, torch.int64)] = patch.values.to(own.device)
 
     def shutdown(self) -> None:
-        """Leaves vLLM's group."""
+        """Leaves vLLM's group of trainer and workers."""
         self._sender.shutdown()
 
     def _patch(self, name: str, tensor: torch.Tensor) -> SparseWeightPatch | None:
@@ -151,7 +153,9 @@ class StockTrainerWeightTransferEngine(TrainerWeightTransferEngine[StockTrainerI
         return SparseWeightPatch(name, indices.to(torch.int32), values, tuple(tensor.shape))
 
     def _whole(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields whole tensors: gathered by the source, or its pieces where each is the whole."""
+        """Yields (name, tensor) of whole tensors, which the source gathers, or of the source's pieces if each piece is
+        a whole tensor. Raises UnsupportedError naming a tensor of which this rank gets nothing, or only a part.
+        """
         source: Any = self.source
         shapes = None
         if not hasattr(source, "implements_iter_full"):

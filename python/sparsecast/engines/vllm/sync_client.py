@@ -18,14 +18,14 @@ _Result = TypeVar("_Result")
 
 
 class SyncClientSteps(UpdateSteps):
-    """The steps of an update by the blocking calls of a client, each in a thread of its own.
+    """The steps of an update of one engine, by the blocking calls of vLLM's client, each in a thread of its own.
 
-    A call that does not end in time is left alone: its thread ends when the client gives up.
+    A call that does not end in time is not waited for: its thread ends when the client gives up.
     """
 
     def __init__(self, client: VLLMWeightSyncClient, name: str) -> None:
         self.is_staged: Callable[[], bool] | None = None
-        """Whether the workers have staged the version; None: they are asked, where that can be done."""
+        """Returns whether the workers have staged the version. None: the workers are asked, if they can be."""
         self._client = client
         self._name = name
 
@@ -34,7 +34,9 @@ class SyncClientSteps(UpdateSteps):
         return self._name
 
     async def join(self, init_info: dict[str, object], timeout: float) -> None:
-        """Makes the workers join a group; returns when they have."""
+        """Makes the workers join a group, and returns when they have joined. `init_info` is sent to them. Raises
+        EndpointError if they refuse, or do not answer within `timeout` seconds.
+        """
         await self._post("/init_weight_transfer_engine", "join", timeout, {"init_info": init_info})
 
     async def _post(
@@ -63,8 +65,8 @@ class SyncClientSteps(UpdateSteps):
 
 
 def _words(failure: Exception) -> str:
-    """Returns what the server says. The error of vLLM's HTTP client has the status alone; its answer has the
-    sentence.
+    """Returns the message of a failed call. The error of vLLM's HTTP client has only the HTTP status, so the text of
+    the server's answer is added to it.
     """
     said = getattr(getattr(failure, "response", None), "text", "")
     return f"{failure}: {said[:_SHOWN_CHARACTERS]}" if isinstance(said, str) and said else str(failure)

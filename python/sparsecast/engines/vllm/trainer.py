@@ -53,11 +53,12 @@ _logger = logging.getLogger("vllm.sparsecast")
 
 @dataclass
 class SparsecastTrainerInitInfo(TrainerInitInfo):
-    """What one trainer rank knows of the transfer; the same on every rank but for `rank`. It is not sent as it is.
+    """Settings of one trainer rank for the transfer; except for `rank` they are the same on every rank. `for_workers`
+    has the part of them that is sent to the engine.
 
     With a `WeightSource`, `rank` is enough if the client is vLLM's HTTP client and torch.distributed is initialised (or
-    there is one rank): rank 0 asks the server for its workers, and makes the rest up. Without a `WeightSource`,
-    `publisher`, `layout` and all fields up to `engine_workers` are needed.
+    there is one rank): rank 0 asks the server for the number of its workers, and chooses the other values. Without a
+    `WeightSource`, `publisher`, `layout` and all fields up to `engine_workers` are needed.
     """
 
     backend: ClassVar[str] = BACKEND
@@ -101,7 +102,8 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
     version: int = 0
     """Version of the source's weights as they are now."""
     trainer_ranks: int | None = None
-    """Number of trainer ranks; None: of the default process group, or as many as the source's metadata names."""
+    """Number of trainer ranks; None: the size of the default process group, or as many as the source's metadata names.
+    """
     wire_dtype: torch.dtype | None = None
     """dtype that the engine has instead of the source's, for floating-point tensors: bf16 where the source yields fp32.
     """
@@ -129,7 +131,7 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
         )
 
     def for_workers(self) -> dict[str, object]:
-        """Returns the JSON of `SparsecastInitInfo`."""
+        """Returns the init info for the engine's workers (`SparsecastInitInfo`), as JSON values."""
         layout = self._layout()
         return {
             "release": own_release(),
@@ -169,7 +171,9 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
 
 
 class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[SparsecastTrainerInitInfo]):
-    """One trainer rank. Made by `trainer_init`, on every rank; all methods are collective over the trainer."""
+    """One trainer rank that sends weights to a vLLM server. `trainer_init` makes it, on every rank; all methods are
+    collective over the trainer.
+    """
 
     init_info_cls = SparsecastTrainerInitInfo
 
@@ -203,12 +207,13 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         client: VLLMWeightSyncClient,
         source: WeightSource | None = None,
     ) -> SparsecastTrainerWeightTransferEngine:
-        """Brings the workers of the engine into the group at the version of the trainer; collective over the trainer.
+        """Makes the engine of this trainer rank, and brings the workers of the vLLM server into the group at the
+        version of the trainer; collective over the trainer.
 
-        With a source the weights are what it yields: `iter_local` by the pieces that each rank holds, nothing gathered;
-        without `iter_local`, whole tensors, each kept by one of the ranks. Raises UsageError for a source or fields
-        that do not fit, the engine's own refusal as the cause of a PeerFailedError, and what `ShardedPublisher.regroup`
-        does.
+        With a `source`, its weights are published. With `iter_local`, each rank publishes the pieces that it holds, and
+        nothing is gathered; without it, the source yields whole tensors, each of which one rank publishes. Raises
+        UsageError for a source or fields that do not fit, PeerFailedError with the engine's own refusal as its cause,
+        and what `ShardedPublisher.regroup` raises.
         """
         check_version()
         if source is None:
@@ -222,18 +227,18 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         return engine
 
     def reconnect(self) -> None:
-        """Brings the workers into the next group, after any failure, and after the server was started again."""
+        """Brings the workers into a new group, after any failure, and after the server was started again."""
         self._info = dataclasses.replace(self._info, generation=self._info.generation + 1, needs_anchor=False)
         self._connect()
 
     def send_weights(self, staged: Callable[[], bool] | None = None) -> None:
         """Sends the changes to the engine and returns when every worker has verified them; collective over the trainer.
 
-        A worker generates nothing during update_weights, so that is called only once `staged` says that the workers
-        have the version, and the pause is only the apply. Where `staged` is not given, the workers are asked through
-        vLLM's HTTP client, if they have the worker extension; else update_weights waits for the transfer, too. The
-        version becomes the weight_version of vLLM. `last_report` has the numbers. After an error the version before
-        stands, and `reconnect` comes next.
+        Workers generate nothing during update_weights. It is therefore called only once `staged` returns True, which
+        says that the workers have the version, so that the pause is only the apply. If `staged` is None, the workers
+        are asked through vLLM's HTTP client, if they have the worker extension; otherwise update_weights also waits for
+        the transfer. The version becomes the weight_version of vLLM, and `last_report` has the numbers. After an error
+        the workers are at the previous version, and `reconnect` must be called next.
         """
         meeting = self._meeting
         if self._failed or meeting is None:
@@ -246,8 +251,8 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
             raise
 
     def shutdown(self) -> None:
-        """Leaves the group. The publisher of a source is gone with it; a publisher that the caller brought still
-        belongs to the caller.
+        """Leaves the group. A publisher that was made from a source cannot be used afterwards; a publisher that the
+        caller brought still belongs to the caller.
         """
         if self._loop is not None:
             self._loop.close()
@@ -342,8 +347,9 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         engine_side: Callable[[BothSides, float], Coroutine[Any, Any, None]],
         trainer_side: Callable[[], None],
     ) -> None:
-        """Runs this rank's side and, on the sender, that of the engine beside it. Raises the failure of the trainer,
-        with that of the engine, which says more, as its cause.
+        """Runs the trainer's side on this rank and, on the rank that talks to vLLM, the engine's side at the same time.
+        Raises the failure of the trainer, with the failure of the engine, which says more, as its cause; or the failure
+        of the engine alone.
         """
         if self._loop is None:
             trainer_side()

@@ -7,8 +7,8 @@ from typing import Any
 
 
 async def ask_workers(engine: Any, method: str, *arguments: Any) -> list[dict[str, Any]]:
-    """Calls a method of all workers; `engine` is vLLM's EngineClient. vLLM's own collective_rpc calls the workers of all
-    replicas, and returns the answers of the first replica only.
+    """Calls `method` of all workers of all replicas, and returns their answers; `engine` is vLLM's EngineClient. vLLM's
+    own collective_rpc would also call all workers, but would return the answers of the first replica only.
     """
     ask = getattr(getattr(engine, "engine_core", None), "call_utility_all_async", None)
     if ask is None:
