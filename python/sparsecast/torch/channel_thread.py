@@ -35,8 +35,8 @@ def run_in_channel_thread(device: torch.device, work: Callable[[], Result], end:
     """Runs ``work`` in the thread of the NCCL channels of ``device``, and returns its result or raises its exception.
 
     All publishers of a device share that thread, because NCCL wants one thread for each device. For the CPU, ``device``
-    means the current CUDA device. ``end`` is called when the wait is interrupted, by Ctrl-C for example: it must make a
-    ``work`` that waits for other ranks fail. The interruption is raised after that.
+    means the current CUDA device. ``end`` is called if the wait for the result is interrupted, by Ctrl-C, for example:
+    it must make a ``work`` that waits for other ranks fail. Afterwards the interruption is raised.
     """
     number = device.index if device.type == "cuda" else None
     if number is None:

@@ -35,9 +35,10 @@ def local_pieces(tensor: DTensor, name: str) -> list[Piece] | None:
 
     Placements apply from the first mesh dimension to the last, as in DTensor. A strided placement (``_StridedShard``:
     FSDP2 over a dimension that tensor parallelism has split, packed weights, views of a sharded dimension) cuts each of
-    ``split_factor`` parts of its dimension, so that a rank may hold several boxes. Parts are those of ``torch.chunk``:
-    the last may be smaller, or empty. Raises UnsupportedError naming the tensor for partial sums, for placements of
-    other kinds, for a local tensor that is not what the placements leave, and for more than MAX_BOXES boxes.
+    ``split_factor`` parts of its dimension, so that a rank may hold several boxes. A dimension is cut into parts as
+    ``torch.chunk`` cuts it: the last part may be smaller, or empty. Raises UnsupportedError naming the tensor for
+    partial sums, for placements of other kinds, for a local tensor that does not have the shape that the placements
+    leave, and for more than MAX_BOXES boxes.
     """
     from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
@@ -75,8 +76,8 @@ def local_pieces(tensor: DTensor, name: str) -> list[Piece] | None:
 
 
 def _left(length: int, cuts: list[tuple[int, int, int]]) -> torch.Tensor:
-    """Returns the indices of a dimension of ``length`` elements that ``cuts`` leave to this rank, in the order in which
-    they lie there. A cut is (number of parts, index of this rank's part, split factor).
+    """Returns the indices of a dimension of ``length`` elements that this rank holds after ``cuts``, in the order in
+    which they lie in its local tensor. A cut is (number of parts, index of this rank's part, split factor).
     """
     numbers = torch.arange(length)
     for parts, index, factor in cuts:
@@ -86,16 +87,16 @@ def _left(length: int, cuts: list[tuple[int, int, int]]) -> torch.Tensor:
 
 
 def _chunk(numbers: torch.Tensor, parts: int, index: int) -> torch.Tensor:
-    """Returns part ``index`` of the ``parts`` parts into which torch.chunk cuts ``numbers``; empty if torch.chunk makes
-    fewer.
+    """Returns part ``index`` of the parts that torch.chunk makes when it cuts ``numbers`` into ``parts`` parts; empty
+    if torch.chunk makes fewer parts.
     """
     begin, length = chunk_of(len(numbers), parts, index)
     return numbers.narrow(0, begin, length)
 
 
 def chunk_of(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Returns (begin, length) of part ``index`` of the ``parts`` parts into which torch.chunk cuts a dimension of
-    ``length`` elements.
+    """Returns (begin, length), in elements, of part ``index`` of the parts that torch.chunk makes when it cuts a
+    dimension of ``length`` elements into ``parts`` parts. The length is 0 if torch.chunk makes fewer parts.
     """
     size = -(-length // parts)
     begin = min(size * index, length)
@@ -103,7 +104,7 @@ def chunk_of(length: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def _runs(numbers: torch.Tensor) -> list[tuple[int, int]]:
-    """Cuts a list of indices into runs of consecutive indices: (first index, length) of each."""
+    """Cuts a list of indices into runs of consecutive indices. Returns (first index, length) of each run."""
     if not len(numbers):
         return []
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + torch.nonzero(numbers.diff() != 1).view(-1)])
@@ -112,14 +113,16 @@ def _runs(numbers: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def _placed(runs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Returns (first index, length, place in the local dimension) of each run; the runs lie one after another there."""
+    """Returns (first index, length, begin in the local dimension) of each run. In the local tensor the runs lie one
+    after another.
+    """
     places = itertools.accumulate((length for _, length in runs), initial=0)
     return [(begin, length, at) for (begin, length), at in zip(runs, places, strict=False)]
 
 
 def _compare_with_torch(tensor: Any, extent: tuple[int, ...], first: list[int], where: str, context: str) -> None:
-    """Raises UnsupportedError unless torch itself computes the same shape ``extent`` and first element ``first`` for
-    this rank.
+    """Raises UnsupportedError unless torch itself computes, for this rank, the shape ``extent`` and the index ``first``
+    of the first element. ``where`` and ``context`` are for the message.
     """
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -17,9 +17,9 @@ MAX_LAYOUT_BYTES = 1 << 30
 def gather_layout(own: Layout, group: dist.ProcessGroup | None = None) -> Layout:
     """Returns the layout of all ranks of ``group`` (None: the world). ``own`` is the layout of this rank alone.
 
-    Collective over the group. Sends the bytes of the layouts (uint8 tensors on the CPU, or on the current CUDA device
-    if the only backend of the group is NCCL), no weights and no pickles. Without a process group it returns ``own``.
-    Raises CorruptError for a layout of more than MAX_LAYOUT_BYTES.
+    Collective over the group. Sends the bytes of the layouts (as uint8 tensors on the CPU, or on the current CUDA
+    device if the only backend of the group is NCCL), no weights and no pickles. Without a process group it returns
+    ``own``. Raises CorruptError for a layout of more than MAX_LAYOUT_BYTES.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
         return own
@@ -28,9 +28,10 @@ def gather_layout(own: Layout, group: dist.ProcessGroup | None = None) -> Layout
 
 
 def gather_bytes(own: bytes, group: dist.ProcessGroup | None, most: int, what: str) -> list[bytes]:
-    """Returns the bytes of each rank of ``group``, in the order of the ranks. Collective over the group.
+    """Returns the bytes ``own`` of every rank of ``group`` (None: the world), in the order of the ranks. Collective
+    over the group.
 
-    Raises CorruptError, which says ``what`` is too long, if a rank has more than ``most`` bytes.
+    Raises CorruptError if a rank has more than ``most`` bytes; ``what`` names the bytes in the message ("a layout").
     """
     device = collective_device(group)
     size = dist.get_world_size(group)

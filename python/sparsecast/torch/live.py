@@ -71,7 +71,9 @@ class LiveEnd:
         self.regroup_behind(transport, self.order.mark())
 
     def regroup_behind(self, transport: Transport | None, ready: torch.cuda.Event | None) -> None:
-        """Meets the engines; reads the weights after the work that the caller had enqueued at ``ready``."""
+        """Meets the engines over the world that ``transport`` describes (None: the previous one). Reads the weights
+        after the event ``ready`` in the caller's CUDA stream (None: now).
+        """
         if isinstance(transport, Log):
             raise UsageError("a live publisher cannot go on with a log")
         self._transport = transport or self._transport
@@ -129,8 +131,8 @@ class LiveEnd:
         )
 
     def _in_channels(self, work: Callable[[], Result]) -> Result:
-        """Runs ``work``, which uses the channels, and returns its result. NCCL channels belong to one thread of the
-        process, and publish() may be called in any: ``work`` runs in that thread then.
+        """Runs ``work``, which uses the channels of the world, and returns its result. With NCCL channels it runs in
+        the one thread of the process that may use them, because publish() may be called in any thread.
         """
         world = self._world
         assert self._transport is not None and not isinstance(self._transport, Log) and world is not None
@@ -140,8 +142,8 @@ class LiveEnd:
         return run_in_channel_thread(device, work, lambda: world.abort("interrupted by a signal"))
 
     def _refresh(self, ready: torch.cuda.Event | None) -> None:
-        """Updates casts and results of transforms on the stream of the publisher, after the work that the caller had
-        enqueued at ``ready``.
+        """Updates casts and results of transforms on the stream of the publisher, after the event ``ready`` in the
+        caller's CUDA stream.
 
         If that fails, the other ranks are told, so that they do not wait for this rank until their deadline.
         """
@@ -155,8 +157,8 @@ class LiveEnd:
             raise
 
     def _extent(self, sent: ShardedReport) -> tuple[int, int]:
-        """Returns the number of elements that this rank sends if all have changed, and their bytes. Where several ranks
-        hold copies, each part counts for the rank that sends it.
+        """Returns the number of elements that this rank sends if all of them have changed, and the number of their
+        bytes. Where several ranks hold copies of an element, it counts for the rank that sends it.
 
         Without ``report_tensors`` it counts everything that this rank holds.
         """
@@ -168,4 +170,4 @@ class LiveEnd:
         return sum(t.elements for t in sent.tensors), sum(t.elements * size[t.name] for t in sent.tensors)
 
     def close(self) -> None:
-        """Does nothing: only the world stays open between calls, and it is closed with the publisher."""
+        """Does nothing: the connections of the world stay open until the publisher is freed, and need nothing else."""

@@ -20,17 +20,17 @@ class LoaderSource:
     """Source of a :class:`Subscriber` for a model that fuses, casts or computes what its loader ``load_weights`` gives
     it.
 
-    ``tensors`` are the trainer's, as (name, safetensors dtype, shape); on every rank the same. A trace of the loader
-    decides the mode of each tensor: whether it is updated in place, or in a copy outside the model ("shadow",
-    "nan_masked", "dense"). The first pattern (fnmatch) in ``modes`` that fits a name forces its mode. docs/engines.md
-    explains them.
+    ``tensors`` are the trainer's, as (name, safetensors dtype, shape), the same on every rank. A trace of the loader
+    decides the mode of each tensor: whether it is updated in place, or in a copy outside the model from which it is
+    loaded after each update ("shadow", "nan_masked", "dense"; docs/engines.md explains them). The first pattern
+    (fnmatch) in ``modes`` that fits a name forces its mode.
 
-    ``checkpoint`` is what the model has been loaded from, as (name, tensor): it is compared with the model, and fills
-    the copies. Without it nothing is compared, and copies need a trainer that sends everything (``needs_anchor``, or a
-    log). Parameters that match a pattern in ``may_miss`` may stay unfilled.
+    ``checkpoint`` has the tensors from which the model was loaded, as (name, tensor): they are compared with the model,
+    and fill the copies. Without it nothing is compared, and copies need a trainer that sends everything
+    (``needs_anchor``, or a log). Parameters that match a pattern in ``may_miss`` may stay unfilled.
 
-    While this is made and used, no other thread may load or run the model. Raises UnsupportedError naming the tensors
-    that no mode, or not the forced one, can update, with the reasons, and UsageError for names that do not fit.
+    While this object is made and used, no other thread may load or run the model. Raises UnsupportedError naming the
+    tensors that no mode, or not the forced one, can update, with the reasons, and UsageError for names that do not fit.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class LoaderSource:
 
     def load(self) -> None:
         """Loads the copies into the model, and computes again what the loader computes from them. Raises DirtyError
-        naming a tensor or a step that fails.
+        naming the tensor or the step that failed.
         """
         with torch.no_grad():
             self._recomputation.run()
 
     def audit(self) -> None:
-        """Loads and computes everything again from the copies, and compares it with what the model held. Raises
-        DirtyError naming a tensor that differs.
+        """Loads the copies and computes what the loader computes from them once more, and compares the results with
+        what the model held. Raises DirtyError naming a tensor that differs.
         """
         with torch.no_grad():
             self._recomputation.audit()
 
     def report(self) -> dict[str, Any]:
-        """Returns, as JSON values, the number of tensors that are patched in place, and the names of other tensors by
-        mode, with the reasons.
+        """Returns, as JSON values, the number of tensors that are patched in place ("in_place"), and the report of the
+        recomputation: the names of the other tensors by mode, with the reasons, and what they cost.
         """
         return {"in_place": self._in_place, **report([self._recomputation])}

@@ -18,7 +18,9 @@ from .streams import StreamOrder
 
 
 class ToLog:
-    """What both ends of a publisher to a log have: the newest version that is known to be in it."""
+    """Base of the two ends of a publisher that write a log: knows the newest version that is in the log, and its
+    digest.
+    """
 
     def __init__(self, log: Log, version: int) -> None:
         self._log = log
@@ -38,8 +40,8 @@ class ToLog:
 
 
 class LogEnd(ToLog):
-    """The part of a :class:`Publisher` that publishes to a delta log. Creates the log with the current weights if there
-    is none.
+    """The part of a :class:`Publisher` that publishes to a delta log from one rank. Creates the log with the current
+    weights if there is none yet.
     """
 
     def __init__(
@@ -100,7 +102,9 @@ class LogEnd(ToLog):
         return self.upload(step)
 
     def encode(self, step: int | None, label: str, ready: torch.cuda.Event | None) -> None:
-        """Detects and encodes what changed, and has the upload begin. The weights may change when it returns.
+        """Detects and encodes the changes, and starts their upload. The weights may change when the call returns.
+        ``ready`` is an event after which the weights can be read (None: now); ``label``, or else the number ``step``,
+        goes into the log's record.
 
         A publication whose upload failed is first repeated, byte for byte; if that fails again, its error is raised,
         and nothing is encoded.
@@ -113,7 +117,7 @@ class LogEnd(ToLog):
         self._publisher.publish(label or (f"step {step}" if step is not None else ""))
 
     def upload(self, step: int | None) -> PublishReport:
-        """Waits until what :meth:`encode` made is durable, and returns the report."""
+        """Waits until the publication that :meth:`encode` began is durable in the log, and returns its report."""
         done = self._publisher.wait(self._log.timeout)
         self._version, self._digest = done.version, done.digest
         return PublishReport(
@@ -128,7 +132,7 @@ class LogEnd(ToLog):
         )
 
     def close(self) -> None:
-        """Waits until anchors and merged deltas are durable in the log, at most for the timeout of the log."""
+        """Waits until anchors and merged deltas are durable in the log, but not longer than the time-out of the log."""
         self._publisher.wait_maintenance(self._log.timeout)
         del self._publisher
 

@@ -19,8 +19,9 @@ _MOST_BYTES = 1 << 20
 
 
 def meeting_place(group: dist.ProcessGroup) -> dict[str, Any]:
-    """Returns ``host``, ``port`` and ``secret`` as :class:`sparsecast.transports.World` takes them, the same on all ranks
-    of ``group``: a port of rank 0, at the loopback address if all ranks are on one host. Collective over the group.
+    """Returns the fields ``host``, ``port`` and ``secret`` of a new :class:`sparsecast.transports.World`, the same on
+    all ranks of ``group``. The place is a free port of rank 0, at the loopback address if all ranks are on one host.
+    Collective over the group.
     """
     hosts = [part.decode() for part in gather_bytes(socket.gethostname().encode(), group, _MOST_BYTES, "a host's name")]
     chosen = b"{}"

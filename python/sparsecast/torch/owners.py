@@ -24,7 +24,7 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the local part of a DTensor, on this rank; returns any other tensor as it is."""
+    """Returns the local part, on this rank, of a DTensor; returns any other tensor as it is."""
     if type(tensor) in _PLAIN or not (hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")):
         return tensor
     with torch.no_grad():
@@ -39,16 +39,16 @@ def place_of(tensor: torch.Tensor) -> Place:
 
 
 def alias_of(tensor: torch.Tensor, shape: Iterable[int], strides: Iterable[int], first: int = 0) -> torch.Tensor:
-    """Returns a tensor with ``shape`` and ``strides`` over the memory of ``tensor``, from element ``first`` on. Unlike
-    a view it does not keep ``tensor`` alive, only the memory.
+    """Returns a tensor with ``shape`` and ``strides`` (in elements) over the memory of ``tensor``, beginning at its
+    element ``first``. Unlike a view it does not keep the object ``tensor`` alive, only the memory.
     """
     memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return memory.set_(tensor.untyped_storage(), tensor.storage_offset() + first, tuple(shape), tuple(strides))
 
 
 class LiveTensors(Mapping[str, torch.Tensor]):
-    """Mapping of names to tensors that calls ``look`` for them at each access, in order to find a model's tensors of
-    that moment.
+    """Mapping of names to tensors that calls ``look`` at each access, so that it always has the tensors that a model
+    has at that moment.
     """
 
     def __init__(self, look: Callable[[], dict[str, torch.Tensor]]) -> None:
@@ -73,17 +73,18 @@ class _LiveItems(ItemsView[str, torch.Tensor]):
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the parameters of a module, followed by its persistent buffers, under all their names in its state dict.
+    """Returns the parameters of a module, followed by its persistent buffers, under all the names that they have in its
+    state dict.
 
-    FSDP2 modules shard their parameters again for a state dict. Raises UnsupportedError for FSDP1, whose state dict is
-    a collective.
+    FSDP2 modules shard their parameters again when a state dict is made. Raises UnsupportedError for FSDP1, whose state
+    dict is a collective call.
     """
     return tensors_and_rest_of(module)[0]
 
 
 def tensors_and_rest_of(module: nn.Module) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Returns the tensors of the module (:func:`tensors_of`), and the names of the other entries of its state dict:
-    those that are no tensors, and those that a hook of the state dict has added.
+    entries that are no tensors, and entries that a hook has added.
     """
     for name, part in module.named_modules():
         if type(part).__name__ == "FullyShardedDataParallel":
@@ -122,7 +123,7 @@ def _own(part: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 @dataclasses.dataclass
 class _Node:
-    """A module with its own children and tensors, as they were when the watch last looked."""
+    """A module with its own children and tensors, as they were when a :class:`ModuleWatch` last looked."""
 
     module: weakref.ref[nn.Module]
     children: dict[str, weakref.ref[nn.Module] | None]
@@ -130,8 +131,8 @@ class _Node:
     count: int  # number of its tensors, including those that are not compared
 
     def stands(self, every: bool) -> bool:
-        """Returns whether the module's children and compared tensors are still in their places; with ``every``, also
-        whether it has no others.
+        """Returns whether the module's children and watched tensors are still in their places. With ``every``, also
+        whether the module has no further children or tensors.
         """
         part = self.module()
         if part is None or (every and len(part._modules) != len(self.children)):
@@ -149,12 +150,13 @@ class _Node:
 
 
 class ModuleWatch:
-    """Remembers where the tensors of a module lie, by name, and finds out whether any has got other memory since.
+    """Remembers where the tensors of a module lie, by name, and finds out whether any of them has got other memory
+    since.
 
     Without ``storages`` it watches the whole state dict, and notices new tensors as well. Otherwise it watches only the
-    parameters and buffers that lie in ``storages``, which are the addresses of the first bytes of storages. ``ignored``
-    has names of tensors that may lie anywhere. ``found`` is :func:`tensors_of` the module, if the caller has that
-    already. ``cure`` is what messages advise. A check takes a few microseconds per tensor.
+    parameters and buffers that lie in ``storages``, a set of addresses at which storages begin. ``ignored`` has names
+    of tensors that may lie anywhere. ``found`` is the result of :func:`tensors_of` for the module, if the caller has it
+    already. ``cure`` is the advice at the end of error messages. A check takes a few microseconds per tensor.
     """
 
     def __init__(
@@ -178,7 +180,7 @@ class ModuleWatch:
         self._nodes = self._tree(found)
 
     def check(self) -> None:
-        """Raises UsageError, with the cure, naming a tensor that has other memory, is gone, or is new."""
+        """Raises UsageError naming a tensor if it has other memory than before, is gone, or is new."""
         if all(node.stands(self._every) for node in self._nodes):
             return
         found = self._look(self._module)
@@ -216,8 +218,9 @@ class ModuleWatch:
 
 
 def guard_of(models: Iterable[nn.Module], memory: Iterable[torch.Tensor], cure: str) -> Callable[[], None]:
-    """Returns a function that raises UsageError, naming the tensor and with the advice ``cure``, if a weight of one of
-    the models has other memory than now. It watches the weights that lie in the storages of the tensors in ``memory``.
+    """Returns a function that raises UsageError if a weight of one of ``models`` has got other memory since; the
+    message names the tensor and ends with the advice ``cure``. The weights that lie in the storages of the tensors in
+    ``memory`` are watched.
     """
     storages = {tensor.untyped_storage().data_ptr() for tensor in memory}
     watches = [ModuleWatch(model, cure, storages=storages) for model in models]
@@ -230,16 +233,17 @@ def guard_of(models: Iterable[nn.Module], memory: Iterable[torch.Tensor], cure: 
 
 
 class MemoryWatch:
-    """Watches memory whose owner is not known, such as that of a list of tensors: whether it stays where it is, and
-    whether somebody else than its user still holds it. If nobody does, no model computes with it.
+    """Watches memory whose owner is not known, such as the memory of a list of tensors: whether it stays where it is,
+    and whether anybody but the user of this watch still holds it. If nobody does, no model computes with it.
 
     Memory that is not torch's own (numpy's, a mapped file's) may have owners that torch does not count.
     """
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], cure: str) -> None:
-        """``tensors`` are pairs of a name and a tensor over the memory to watch. The tensors must be the caller's own,
-        made with :func:`alias_of`, and none a view of another: each counts as one reference to its memory by the
-        caller, not by an owner. ``cure`` is the advice at the end of error messages, such as "make a new publisher".
+        """``tensors`` are pairs of a name and a tensor over the memory to watch. The caller must have made these
+        tensors with :func:`alias_of`, and none may be a view of another: each counts as one reference to its memory by
+        the caller, and not by an owner. ``cure`` is the advice at the end of error messages, such as "make a new
+        publisher".
         """
         self._cure = cure
         self._held: dict[int, _Memory] = {}
@@ -250,8 +254,8 @@ class MemoryWatch:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Counts references to the memory that are made while the context lasts as the user's, and not as an
-        owner's.
+        """Context manager: references to the memory that are made while it lasts count as references of the user of
+        this watch, and not of an owner.
         """
         before = {key: memory.count() for key, memory in self._held.items()}
         yield
@@ -259,7 +263,7 @@ class MemoryWatch:
             memory.users += memory.count() - before[key]
 
     def check(self) -> None:
-        """Raises UsageError naming a tensor whose memory has moved or has no owner any more."""
+        """Raises UsageError naming a tensor if its memory has moved, or if it has no owner any more."""
         for memory in self._held.values():
             storage = memory.storage
             where = f"tensor '{memory.name}'"
@@ -274,7 +278,7 @@ class MemoryWatch:
 
 @dataclasses.dataclass
 class _Memory:
-    """A storage as it was, with the number of references to it that are not an owner's."""
+    """A storage as it was when the watch was made, with the number of references to it that are not an owner's."""
 
     name: str
     storage: torch.UntypedStorage

@@ -37,20 +37,20 @@ class Publisher:
 
     ``source`` is a module, an iterable of (name, tensor), or :class:`LocalShards`. With DTensor parameters (FSDP2, 2-D
     meshes) every rank of the trainer makes a publisher over the same ``process_group`` (default: the world), and each
-    compares its own shards: no parameter is ever gathered. To a log, such ranks write by a relay in a thread of rank
-    0 (:class:`sparsecast.relay.LogRelay`), which holds all tensors in host memory twice. ``rename`` maps names to
-    those of the engines (a dict or a callable; None leaves a tensor out). ``wire_dtype`` is the dtype that engines
-    hold if it differs from that of the parameters: fp32 masters are cast to bf16 on the way. ``dtypes`` says which
-    integers are 4-bit numbers ({"*_packed": "I4X2"}; :func:`shards_of`); subscribers must be given the same.
+    compares its own shards: no parameter is ever gathered. To write a log, such ranks send their shards to a relay in a
+    thread of rank 0 (:class:`sparsecast.relay.LogRelay`), which holds all tensors in host memory twice. ``rename`` maps
+    names to those of the engines (a dict or a callable; None leaves a tensor out). ``wire_dtype`` is the dtype that
+    engines hold if it differs from the parameters' dtype: fp32 masters are cast to bf16 on the way. ``dtypes`` says
+    which integers are 4-bit numbers ({"*_packed": "I4X2"}; :func:`shards_of`); subscribers must be given the same.
 
     Weights are read where they lie. If a weight has got other memory (offloaded, ``p.data = ...``,
     ``load_state_dict(assign=True)``, a module replaced), the next publication raises UsageError, and a new publisher is
     needed. ``reassigned`` has patterns of names of tensors that get other memory at each step.
 
-    ``detector`` "auto" selects "fused_cast" for a log if every tensor is cast from fp32 to bf16 (the cast is the
-    detection, and no other copy is kept), otherwise "snapshot" (a copy of what engines hold, on the device of the
-    tensors); "pinned" keeps that copy in pinned host memory, for CUDA tensors over a world. Over a world, a snapshot is
-    compared with the cast of fp32 masters while they are read: it is the only bf16 copy.
+    ``detector`` says how changes are found. "auto" selects "fused_cast" for a log if every tensor is cast from fp32 to
+    bf16 (the cast is the detection, and no other copy is kept), otherwise "snapshot" (a copy of what engines hold, on
+    the device of the tensors); "pinned" keeps that copy in pinned host memory, for CUDA tensors over a world. Over a
+    world, a snapshot is compared with the cast of fp32 masters while they are read: it is the only bf16 copy.
 
     ``objective`` says what the automatic choice of position codecs saves: "speed" (the default over a world), "size"
     (the default for a log; a third fewer bytes, which receivers decode on the host), or the rate of the slowest link
@@ -159,7 +159,8 @@ class Publisher:
         engines.
 
         ``transport`` describes the new world (another size or generation); None means the previous one. The first
-        publish() calls it by itself. With a log it does nothing, or raises UsageError for another transport.
+        publish() calls this method by itself. With a log the method does nothing, or raises UsageError for another
+        transport.
         """
         self._process.require_here()
         self._settle()
@@ -174,15 +175,15 @@ class Publisher:
     def publish(
         self, *, wait: bool = True, label: str = ""
     ) -> PublishReport | concurrent.futures.Future[PublishReport]:
-        """Sends the current weights to every engine, or to the log; collective over the ranks of the trainer over a
-        world.
+        """Sends the current weights to every engine, or to the log. Collective over the ranks of the trainer, if there
+        are several.
 
-        With ``wait`` it returns the report when every engine has verified the new version (world), or when it is
-        durable (log). Without ``wait`` it returns a future of the report. Over a world, the weights must not change
-        until the future is done, or until the next optimizer step, which waits for the reading; nor with a log that
-        several ranks write. To a log of one rank, changes are detected and encoded in the call, the weights may change
-        when it returns, and the future is that of the upload, of which one is under way at a time. ``label`` is text
-        for people in the record of a log.
+        With ``wait`` it returns the report when every engine has verified the new version (world), or when the version
+        is durable (log). Without ``wait`` it returns a future of the report. Over a world, and with a log that several
+        ranks write, the weights must not change until the future is done, or until the next optimizer step, which waits
+        until they have been read. With a log that one rank writes, changes are detected and encoded during the call,
+        and the weights may change when it returns; the future is for the upload, and there is one upload at a time.
+        ``label`` is text for people in the record of a log.
 
         Waits for the previous publication first, and raises its error; nothing is published then, and the call may be
         repeated. A version that a log may or may not have got is then sent to it again, byte for byte, before the
@@ -251,8 +252,8 @@ class Publisher:
             future.result()
 
     def _attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Installs hooks in the optimizer that count its steps. They do not keep the publisher alive: an optimizer that
-        outlives the publisher continues alone.
+        """Installs hooks in the optimizer that count its steps. They do not keep the publisher alive: if the optimizer
+        outlives the publisher, the hooks do nothing.
         """
         this = weakref.ref(self)
         self._step = 0

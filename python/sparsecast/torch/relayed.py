@@ -37,7 +37,9 @@ _LONGEST_WAITS = 4  # of the log's timeout each: for the world, its sync, the lo
 
 
 def is_parted(shards: LocalShards, process_group: dist.ProcessGroup | None) -> bool:
-    """Returns whether a log is written by several ranks together: they were named, or this one holds only parts."""
+    """Returns whether several ranks write a log together: ``process_group`` names them, or this rank holds only parts
+    of some tensors. Always False without a process group of several ranks.
+    """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(process_group) == 1:
         return False
     layout = shards.layout
@@ -49,8 +51,8 @@ def is_parted(shards: LocalShards, process_group: dist.ProcessGroup | None) -> b
 
 
 class RelayedEnd(ToLog):
-    """The part of a :class:`Publisher` on each rank. All methods but ``close`` are collective; an error on one rank is
-    raised on all.
+    """The part of a :class:`Publisher` that publishes to a log together with other ranks; each rank has one. All
+    methods but ``close`` are collective, and an error on one rank is raised on all.
     """
 
     def __init__(
@@ -108,14 +110,18 @@ class RelayedEnd(ToLog):
         return dataclasses.replace(report, version=self._version, digest=self._digest, seconds=total)
 
     def close(self) -> None:
-        """Waits, on rank 0, until anchors and merged deltas are durable, at most for the timeout of the log."""
+        """Closes this rank's part. On rank 0 it first waits until anchors and merged deltas are durable, but not longer
+        than the time-out of the log.
+        """
         self._live.close()
         self._thread.shutdown(wait=True)
         if self._relay is not None:
             self._relay.close()
 
     def _meet(self, ready: torch.cuda.Event | None) -> None:
-        """Has all ranks and the relay meet at a new place. The relay gets the weights, or is compared with them."""
+        """Has all ranks and the relay meet at a new place. The relay gets the weights, or its weights are compared with
+        those of the ranks.
+        """
         chosen = meeting_place(self._group)
 
         def regroup() -> None:
@@ -131,8 +137,8 @@ class RelayedEnd(ToLog):
         self._together(regroup)
 
     def _together(self, work: Callable[[], Result]) -> Result:
-        """Runs ``work`` on all ranks and returns its result; raises an error of one rank on all of them. All ranks have
-        the version and the digest of rank 0 then.
+        """Runs ``work`` on every rank and returns its result; if it fails on one rank, raises an error on all of them.
+        Afterwards all ranks have the version and the digest of rank 0.
         """
         failure: Exception | None = None
         self._met = False

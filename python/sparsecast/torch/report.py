@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class TensorReport:
-    """Numbers of one canonical tensor in a publication, for the part on this rank."""
+    """Numbers of one canonical tensor in a publication, for the part of the tensor that this rank holds."""
 
     name: str
     elements: int  #: Elements of the tensor's part on this rank.
@@ -26,10 +26,10 @@ class TensorReport:
 
 @dataclasses.dataclass(frozen=True)
 class PublishReport:
-    """Numbers of one publication on this rank; ``totals`` has the numbers that may be summed over ranks.
+    """Numbers of one publication on this rank.
 
-    Elements that are sent to engines with different shards count once for each. Seconds are wall time on this rank,
-    measured to the end of the work on the device.
+    An element that is sent to several engines with different shards counts once for each of them. Seconds are wall time
+    on this rank, measured to the end of the work on the device.
     """
 
     version: int

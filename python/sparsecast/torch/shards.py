@@ -35,12 +35,13 @@ _CURE = "make a new publisher or subscriber"
 
 @dataclasses.dataclass
 class LocalShards:
-    """Tensors of this rank, and their layout (of this rank alone).
+    """The local tensors of this rank, and their layout (of this rank alone).
 
-    ``tensors[i]`` is the memory of ``layout.ranks[0].tensors[i]``: flat, contiguous, at the same address as long as
-    anything publishes it. It has the dtype of the layout, or is an fp32 master of a bf16 tensor (:meth:`holds_master`),
-    whose cast a live publisher computes. ``masters[i]``, if not None, is the tensor with the same elements from which
-    tensors[i] is cast. ``prepare`` is called before each detection, after the casts: transforms write there.
+    ``tensors[i]`` is the memory of ``layout.ranks[0].tensors[i]``: one-dimensional, contiguous, and at the same address
+    as long as anything publishes it. It has the dtype of the layout, or is an fp32 master of a bf16 tensor
+    (:meth:`holds_master`), whose cast a live publisher computes. ``masters[i]``, if not None, is the tensor with the
+    same elements from which ``tensors[i]`` is cast. ``prepare`` is called before each detection of changes, after the
+    casts; transforms write their results there.
     """
 
     layout: Layout
@@ -54,11 +55,13 @@ class LocalShards:
     memory: MemoryWatch | None = None
 
     def counted(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which new references to the memory count as the user's (:meth:`MemoryWatch.counted`)."""
+        """Returns a context manager: while it lasts, new references to the memory count as the user's
+        (:meth:`MemoryWatch.counted`), and not as an owner's.
+        """
         return self.memory.counted() if self.memory is not None else contextlib.nullcontext()
 
     def check(self) -> None:
-        """Raises UsageError naming a tensor whose memory is no longer the one that was described, or has no owner."""
+        """Raises UsageError naming a tensor if its memory is no longer the memory that was described, or has no owner."""
         if self.guard is not None:
             self.guard()
 
@@ -67,14 +70,14 @@ class LocalShards:
         return self.tensors[local].dtype == torch.float32 and self.layout.ranks[0].tensors[local].dtype == "BF16"
 
     def wire_bytes(self, local: int) -> int:
-        """Returns the bytes per element of tensors[local] when it is sent."""
+        """Returns the number of bytes that one element of ``tensors[local]`` has when it is sent."""
         return self.tensors[local].element_size() // (2 if self.holds_master(local) else 1)
 
     def refresh(self) -> None:
-        """Computes again the tensors that are casts or results of transforms; the others are the parameters' own
+        """Updates the tensors that are casts or results of transforms; the other tensors are the parameters' own
         memory.
 
-        Raises UsageError naming a parameter whose memory is no longer the one that was described.
+        Raises UsageError naming a parameter if its memory is no longer the memory that was described.
         """
         self.check()
         if self.look_again is not None:
@@ -89,7 +92,7 @@ class LocalShards:
 
 @dataclasses.dataclass
 class _Held:
-    """A parameter as this rank holds it."""
+    """A parameter as this rank holds it: its name and shape, its local memory, and the boxes that lie there."""
 
     name: str  # canonical name
     own_name: str
@@ -152,8 +155,8 @@ def _hold(
 
 
 def _memory_of(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a plain tensor over the memory of ``tensor``, of its shape and strides, which keeps only that memory
-    alive.
+    """Returns a plain tensor over the memory of ``tensor``, with the same shape and strides, which keeps only that
+    memory alive. Raises UsageError or UnsupportedError naming the tensor if it has no plain memory.
     """
     context = f"tensor '{name}'"
     kind = type(tensor).__name__
@@ -199,13 +202,15 @@ def _check_declared(name: str, dtype: str, tensor: torch.Tensor) -> None:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the memory from the first to the last element as one contiguous dimension, whatever the strides."""
+    """Returns the memory from the first to the last element of a tensor as one contiguous dimension, whatever its
+    strides.
+    """
     return alias_of(tensor, (_span(tensor) if tensor.numel() else 0,), (1,))
 
 
 def _may_stay_master(local: torch.Tensor, wire: torch.dtype) -> bool:
-    """Returns whether a tensor may stay an fp32 master: if a publisher can cast it, and a snapshot of the memory that
-    it spans, including gaps, is at most twice that of its elements.
+    """Returns whether a tensor may stay an fp32 master: a publisher can cast it to ``wire``, and the memory that it
+    spans, including gaps, has at most twice as many elements as the tensor.
     """
     castable = local.dtype == torch.float32 and wire == torch.bfloat16
     return castable and _flat(local).numel() <= 2 * local.numel()
@@ -213,7 +218,9 @@ def _may_stay_master(local: torch.Tensor, wire: torch.dtype) -> bool:
 
 @dataclasses.dataclass
 class _Collected:
-    """The layout of this rank while it is built; ``cast`` is that of :func:`shards_of`."""
+    """The layout of this rank while it is built. ``cast`` is the argument of :func:`shards_of`: whether fp32 masters
+    are cast to bf16 here.
+    """
 
     cast: bool
     specs: dict[str, tuple[str, str, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
@@ -225,7 +232,9 @@ class _Collected:
     by_memory: dict[tuple[object, ...], str] = dataclasses.field(default_factory=dict)
 
     def add(self, held: _Held, copied: bool) -> None:
-        """Adds a parameter, or a tie if it is there under another name; with ``copied`` in a buffer of its own."""
+        """Adds a parameter; or a tie, if its memory was added under another name. With ``copied``, the parameter gets a
+        buffer, into which :meth:`LocalShards.refresh` copies it. Raises UsageError for a name that was added before.
+        """
         if held.name in self.specs:
             raise UsageError(f"'{held.own_name}' has the name of another tensor", f"tensor '{held.name}'")
         self.specs[held.name] = (held.name, held.dtype, held.shape)
@@ -251,7 +260,9 @@ class _Collected:
 
 
 def _live(source: Source) -> LiveTensors | None:
-    """Returns the :class:`LiveTensors` of which ``source`` is ``items()``; None for any other source."""
+    """Returns ``source``, or the mapping to which it belongs as its ``items()``, if that is a :class:`LiveTensors`;
+    None for any other source.
+    """
     found = getattr(source, "_mapping", source)
     return found if isinstance(found, LiveTensors) else None
 
@@ -305,23 +316,25 @@ def shards_of(
     cast: bool = True,
     reassigned: Sequence[str] = (),
 ) -> LocalShards:
-    """Describes what this rank holds of a model (parameters and persistent buffers), or of an iterable of (name,
-    tensor).
+    """Describes the tensors of a model (parameters and persistent buffers), or of an iterable of (name, tensor), that
+    this rank holds.
 
-    DTensors (FSDP2, 2-D meshes) are described by their local shards, as the mesh cuts them, other tensors whole.
-    ``rename`` maps names to the engine's (a dict or a callable; None leaves a tensor out). Tensors that share memory
-    under several names are tied.
+    DTensors (FSDP2, 2-D meshes) are described by their local shards, as the mesh cuts them; other tensors whole.
+    ``rename`` maps names to the engine's names (a dict or a callable; None leaves a tensor out). Tensors that share
+    memory under several names are tied.
 
-    ``dtypes`` says which integers are 4-bit numbers, by pattern of the canonical names, of which the first that fits
-    counts: {"*.weight_packed": "I4X2"} (integers; "F4X2": fp4 e2m1). They are sent in fewer bytes. Tensors of uint8 or
-    int8 keep their shape. Tensors of int32, eight numbers per word, get the four bytes of a word as a last dimension.
+    ``dtypes`` says which integers are 4-bit numbers, by pattern (fnmatch) of the canonical names; the first pattern
+    that fits counts: {"*.weight_packed": "I4X2"} (integers; "F4X2": fp4 e2m1). They are sent in fewer bytes. Tensors of
+    uint8 or int8 keep their shape. Tensors of int32, eight numbers per word, get the four bytes of a word as a last
+    dimension.
 
     Where ``wire_dtype`` differs from the tensor's own dtype, a buffer of that dtype is made, into which
     :meth:`LocalShards.refresh` casts. With ``cast=False``, fp32 tensors that travel as bf16 get no buffer: they stay
-    masters, for live publishers, which cast while they compare. Names of a module's tensors that match a pattern in
-    ``reassigned`` get other memory at each step (``bias = bias + d``): they are looked up and copied in each
-    :meth:`LocalShards.refresh`, which raises UsageError for any other tensor that has moved, and for memory that only
-    these shards still hold. UsageError and UnsupportedError name the tensor.
+    masters, for live publishers, which cast while they compare.
+
+    ``reassigned`` has patterns of names of a module's tensors that get other memory at each step (``bias = bias + d``):
+    each :meth:`LocalShards.refresh` looks them up and copies them. It raises UsageError if any other tensor has moved,
+    or if nothing but these shards holds a tensor's memory any more. UsageError and UnsupportedError name the tensor.
     """
     if isinstance(source, LocalShards):
         if rename is not None or wire_dtype is not None or dtypes is not None:
@@ -364,7 +377,9 @@ def shards_of(
 
 @dataclasses.dataclass
 class WholeTensors:
-    """Canonical tensors that this rank holds whole, ordered by name as in a checkpoint; tied tensors are there once."""
+    """Canonical tensors that this rank holds whole, ordered by name as in a checkpoint. Of tied names only one is
+    there.
+    """
 
     specs: list[tuple[str, str, tuple[int, ...]]]
     tensors: list[torch.Tensor]
@@ -372,13 +387,16 @@ class WholeTensors:
 
 
 def shard_memory(memory: torch.Tensor, shard: Shard) -> torch.Tensor:
-    """Returns a view of the elements of ``shard`` in ``memory``, its local tensor, in the shape of its box."""
+    """Returns a view of the elements of ``shard`` in ``memory``, which is the local tensor of the shard, in the shape
+    of the shard's box.
+    """
     return memory.as_strided(shard.box.extent, shard.strides, memory.storage_offset() + shard.first)
 
 
 def whole_tensors(shards: LocalShards, what: str) -> WholeTensors:
-    """Returns the tensors of a rank in their canonical shapes. Raises UsageError naming the tensor, and saying that
-    ``what`` needs it so, if the rank holds only a part of it, nothing of it, or a view that is not contiguous.
+    """Returns the tensors of this rank in their canonical shapes. Raises UsageError naming a tensor if the rank holds
+    only a part of it, nothing of it, or a view that is not contiguous; ``what`` names, in the message, the thing that
+    needs whole tensors ("a log").
     """
     entries = []
     of_rank = shards.layout.ranks[0].shards

@@ -15,19 +15,19 @@ def cuda_device(tensors: Sequence[torch.Tensor]) -> torch.device | None:
 
 
 def use_device(device: torch.device | None) -> None:
-    """Makes ``device`` the current CUDA device of this thread, if it is not None. A new thread begins with device 0 and
-    would take memory there.
+    """Makes ``device`` the current CUDA device of this thread; does nothing if it is None. A new thread begins with
+    device 0 and would otherwise take memory there.
     """
     if device is not None:
         torch.cuda.set_device(device)
 
 
 class StreamOrder:
-    """The CUDA stream on which the library works: the current torch stream, at construction, on the device of the
-    tensors. Does nothing for host memory.
+    """The CUDA stream on which the library works: the torch stream that was current, on the device of the tensors, when
+    this object was made. Does nothing for tensors in host memory.
 
-    The library enqueues all its work there. A later caller, from another stream or thread, marks the position of its
-    own stream, and the stream of the library continues after that.
+    The library enqueues all its work on this stream. A later caller may be in another stream or thread: it marks the
+    present end of its own stream (``mark``), and the library's stream waits for that point before it goes on.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -38,8 +38,8 @@ class StreamOrder:
     def number(self) -> int:
         """Handle of the stream, for the library; 0 for host memory.
 
-        The default stream of torch is the legacy stream of CUDA, whose handle is 0 as well: its alias 1 is used
-        instead.
+        The default stream of torch is the legacy stream of CUDA, whose handle is 0 as well: for it the number is 1,
+        another handle of the same stream.
         """
         return 0 if self._stream is None else int(self._stream.cuda_stream) or 1
 
@@ -58,8 +58,8 @@ class StreamOrder:
 
     @contextlib.contextmanager
     def behind(self, ready: torch.cuda.Event | None) -> Iterator[None]:
-        """Makes the stream of the library current while the context lasts; its work there waits for the event
-        ``ready``, if not None.
+        """Makes the stream of the library the current one while the context lasts. Work that is enqueued there waits
+        for the event ``ready`` first, unless that is None.
         """
         if self._stream is None:
             yield

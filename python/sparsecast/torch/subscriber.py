@@ -25,7 +25,7 @@ from .streams import StreamOrder
 
 @dataclasses.dataclass(frozen=True)
 class UpdateReport:
-    """Report of one update on this rank; ``pause_seconds`` is the time in which the weights were written."""
+    """Report of one update on this rank. ``pause_seconds`` is the time in which the weights were written."""
 
     version: int
     changed: int  #: Changed elements that were applied; from a log they are not counted (0).
@@ -39,15 +39,16 @@ class UpdateReport:
 class Subscriber:
     """Keeps the weights of a torch model at the versions of the trainer, over a world of ranks or from a delta log.
 
-    ``source`` is that of :class:`Publisher`, or a :class:`LoaderSource` for a model that keeps its weights in another
-    form than the trainer; with DTensor parameters each rank makes a subscriber over the same ``process_group``.
-    ``rename`` and ``dtypes`` are those of :func:`shards_of`. ``engine`` is the name of the engine in the world.
+    ``source`` is a module, an iterable of (name, tensor), :class:`LocalShards`, or a :class:`LoaderSource` for a model
+    that keeps its weights in another form than the trainer. With DTensor parameters each rank makes a subscriber over
+    the same ``process_group``. ``rename`` maps names to those of the trainer, and ``dtypes`` says which integers are
+    4-bit numbers, both as in :func:`shards_of`. ``engine`` is the name of the engine in the world.
 
-    Over a world, ``needs_anchor`` says that the memory holds no version yet and is seeded when the group meets;
+    Over a world, ``needs_anchor`` says that the memory holds no version yet and gets all weights when the group meets;
     otherwise it must hold ``version``. From a log, the memory is brought to the newest version whatever it holds.
     ``pause(True)`` is called before weights are written and ``pause(False)`` when they are verified, in the thread of
-    update() or apply(). ``entry_bytes`` is, on a device, the most bytes of its memory for decoded changes between
-    receive() and apply(); None means a sixteenth of the weights.
+    update() or apply(). For weights on a device, ``entry_bytes`` is the most bytes of device memory that hold decoded
+    changes between receive() and apply(); None means a sixteenth of the weights.
 
     Weights are written where they were at construction: regroup(), receive(), apply(), update() and audit() raise
     UsageError, and write nothing, if the model has a weight elsewhere, or is gone. Call from one thread, except
@@ -111,8 +112,9 @@ class Subscriber:
 
     @property
     def version(self) -> int | None:
-        """Version that the weights hold, verified. None if it is not known yet, or if the loader of a LoaderSource has
-        failed or has not loaded it: the next update() then loads everything again.
+        """Version that the weights hold, and that has been verified. None if it is not known yet, or if the copies of a
+        LoaderSource have not been loaded into the model, or only in part: the next update() then loads everything
+        again.
         """
         if not self._is_loaded:
             return None
@@ -123,7 +125,7 @@ class Subscriber:
 
     def regroup(self, transport: Transport | None = None) -> None:
         """Meets trainer and engines again, over the world that ``transport`` describes (None: the previous one). The
-        first update does so by itself. Does nothing with a log.
+        first receive() or update() calls this method by itself. Does nothing with a log.
         """
         self._process.require_here()
         if isinstance(self._transport, Log):
@@ -141,10 +143,10 @@ class Subscriber:
         self._met = True
 
     def receive(self) -> None:
-        """Stages the next version while the model is in use, and only reads the weights. Over a world only: raises
-        UsageError with a log.
+        """Stages the next version while the model is in use; only reads the weights. Collective with publish() of the
+        trainer; call apply() next.
 
-        Collective with publish() of the trainer; call apply() next.
+        Only for a world: raises UsageError with a log.
         """
         if self._follower is not None:
             raise UsageError("a log is followed by update(), which fetches ahead by itself")
@@ -158,12 +160,12 @@ class Subscriber:
             raise
 
     def apply(self) -> UpdateReport:
-        """Writes the staged version, verifies it, and waits for the decision of all ranks: the work of the pause. Over
-        a world only: raises UsageError with a log.
+        """Writes the staged version, verifies it, and waits for the decision of all ranks: the work of the pause. Only
+        for a world: raises UsageError with a log.
 
-        With a LoaderSource, its loader then loads what is not patched in place. DirtyError if that fails: all ranks are
-        at the new version then, but the model's weights are not, until regroup() or the next update has loaded it
-        again.
+        With a LoaderSource, its loader then loads the tensors that are not patched in place. If that fails, DirtyError
+        is raised: all ranks are at the new version, but the model's weights are not, until regroup() or the next update
+        has loaded them again.
         """
         if self._follower is not None:
             raise UsageError("a log is followed by update()")
@@ -186,8 +188,9 @@ class Subscriber:
         )
 
     def update(self, version: int | None = None) -> UpdateReport:
-        """Updates the weights and returns the report. Over a world: to the next version, by receive() and apply(). From
-        a log: to ``version``, or to the newest version if None.
+        """Updates the weights and returns the report. Over a world, the update is to the next version, by receive() and
+        apply(), and ``version`` must be None. From a log, it is to ``version``, or to the newest version if that is
+        None.
         """
         if self._follower is None:
             if version is not None:
@@ -211,8 +214,8 @@ class Subscriber:
         )
 
     def audit(self) -> None:
-        """Reads every byte of the weights again, over a world. Raises DirtyError naming a tensor that differs from its
-        version, and UsageError with a log, whose follower audits by itself.
+        """Reads every byte of the weights again. Raises DirtyError naming a tensor whose bytes are not those of its
+        version. Only for a world: raises UsageError with a log, whose follower audits by itself.
         """
         if self._follower is not None:
             raise UsageError("a follower audits a slice after every version by itself")
@@ -222,16 +225,16 @@ class Subscriber:
             self._loader.audit()
 
     def modes(self) -> dict[str, Any]:
-        """Returns, as JSON values, the number of tensors that are patched in place, and the names of other tensors by
-        mode, with the reasons (:meth:`LoaderSource.report`).
+        """Returns, as JSON values, the number of tensors that are patched in place and, with a LoaderSource, the names
+        of the other tensors by mode, with the reasons (:meth:`LoaderSource.report`).
         """
         if self._loader is None:
             return {"in_place": len(self._shards.tensors)}
         return self._loader.report()
 
     def _check(self) -> None:
-        """Raises UsageError if the model's weights lie in other memory than the one that is about to be written; the
-        other ranks of a world are told.
+        """Raises UsageError if the model's weights lie in other memory than the memory that is about to be written; the
+        other ranks of a world then fail with the same message.
         """
         try:
             self._shards.check()
@@ -250,8 +253,8 @@ class Subscriber:
         self._is_loaded = True
 
     def _pause_follower(self, paused: bool) -> None:
-        """Called by a follower before (``paused``) and after each apply. The follower keeps an exception raised here
-        until its step has ended.
+        """Called by the follower of a log before each apply (``paused`` is True) and after it (False). The follower
+        keeps an exception raised here until its step has ended.
         """
         try:
             if not paused:
