@@ -26,10 +26,9 @@ _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
 
 def megatron_tensors(model_chunks: Any) -> dict[str, torch.Tensor]:
     """Returns the local tensors of :func:`megatron_layout` by name, in its order: contiguous, to be registered with a
-    publisher.
+    publisher. They are the parameters, and the correction biases of routers.
 
-    ``model_chunks`` is a model or the list of virtual stages of this rank, wrapped (DDP, Float16Module) or not. Next to
-    the parameters, the correction biases of routers are included.
+    ``model_chunks`` is a model, or the list of this rank's virtual stages, wrapped (DDP, Float16Module) or not.
     """
     return {local: tensor for local, _, _, tensor in _tensors(model_chunks)}
 
@@ -44,18 +43,18 @@ def megatron_layout(
     skip: Sequence[str] = (),
     node: str = "",
 ) -> Layout:
-    """Returns the layout of this rank, to be joined with those of other ranks by ``gather_layout``.
+    """Returns the layout of this rank, to be joined with the layouts of the other ranks by ``gather_layout``.
 
-    ``config`` is the TransformerConfig of the model. ``naming`` has the names of the checkpoint. ``vocab_size`` is that
-    of the checkpoint; the rows with which Megatron pads it are not part of any tensor (None: there is no padding).
-    ``state`` is the place of this rank (None: ``ParallelState.current()``), and ``node`` the name of its machine. Local
-    tensors have the names of Megatron, with ``chunks.V.`` before those of virtual stage V, and their own dtypes, which
-    must be those of the engine. Local tensors whose names match a pattern in ``skip`` (fnmatch; those of multi-token
-    prediction, for example) are in the layout without content.
+    ``config`` is the TransformerConfig of the model. ``naming`` has the names of the checkpoint's tensors.
+    ``vocab_size`` is the vocabulary size of the checkpoint; the rows with which Megatron pads it are not part of any
+    tensor (None: there is no padding). ``state`` is the place of this rank (None: ``ParallelState.current()``), and
+    ``node`` the name of its machine. Local tensors have Megatron's names, with ``chunks.V.`` before the names of
+    virtual stage V, and their own dtypes, which must be the engine's. Local tensors whose names match a pattern in
+    ``skip`` (fnmatch; the tensors of multi-token prediction, for example) are in the layout without content.
 
     Raises UnsupportedError naming a parameter without a rule, or whose memory is not plain (DTensors, fp8 parameters of
-    Transformer Engine), or an option under which values differ (zero-centred norms, interleaved rotary embeddings);
-    UsageError naming a parameter whose shape contradicts configuration and parallel state.
+    Transformer Engine), or an option under which values differ (zero-centred norms, interleaved rotary embeddings).
+    Raises UsageError naming a parameter whose shape contradicts configuration and parallel state.
     """
     for option, why in _OTHER_VALUES.items():
         if getattr(config, option, False):
@@ -121,7 +120,8 @@ def _parts(
     tied: bool,
 ) -> list[Part]:
     """Returns the boxes of Hugging Face tensors that lie in the parameter ``name`` of chunk ``model``, whose local name
-    is ``local``. Raises UnsupportedError if no rule knows the parameter. (Layers know their number over all stages.)
+    is ``local``. Raises UnsupportedError if no rule knows the parameter. Layers count over all stages: a layer knows
+    its own number.
     """
     in_layer = _LAYER.fullmatch(name)
     prefix = ""

@@ -17,10 +17,10 @@ from .layout import megatron_tensors
 class MasterShard:
     """Part of a parameter that the optimizer of this rank steps: elements [begin, end) of the flattened parameter.
 
-    They are elements [buffer_begin, buffer_begin + end - begin) of the parameter buffer ``buffer``, in its bucket
-    ``bucket``. Every bucket is split into equal parts, one for each data-parallel rank, regardless of parameter
-    boundaries. After the step ``master`` is cast to those elements, and an all-gather fetches the parts of other ranks:
-    before that, only the parts of this rank are new here.
+    In the parameter buffer number ``buffer``, in its bucket number ``bucket``, the part is elements [buffer_begin,
+    buffer_begin + end - begin). Every bucket is split into equal parts, one for each data-parallel rank, regardless of
+    parameter boundaries. After the step ``master`` is cast to these elements, and an all-gather fetches the parts of
+    the other ranks: before the all-gather, only the parts of this rank have new values here.
     """
 
     parameter: str  #: Name of the parameter in megatron_tensors.
@@ -35,11 +35,11 @@ class MasterShard:
 
 
 def master_shards(optimizer: Any, model_chunks: Any) -> list[MasterShard]:
-    """Returns the parts of parameters that this rank owns in a DistributedOptimizer, or in a ChainedOptimizer of
-    several, in the order of the buffers.
+    """Returns the parts of parameters that this rank owns in a DistributedOptimizer, or in the several that a
+    ChainedOptimizer has, in the order of the buffers.
 
-    ``model_chunks`` is as for megatron_layout. Raises UnsupportedError for another optimizer, and for a parameter that
-    the model does not have.
+    ``model_chunks`` is a model, or the list of this rank's virtual stages, as for megatron_layout. Raises
+    UnsupportedError for another optimizer, and for a parameter that the model does not have.
     """
     names = {tensor.data_ptr(): name for name, tensor in megatron_tensors(model_chunks).items() if tensor.numel()}
     shards: list[MasterShard] = []

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Naming:
-    """Names of a model's tensors in its Hugging Face checkpoint, without their suffix (".weight", ".bias"); for tensors
-    of a layer, the part after ``layer``.
+    """Names of a model's tensors in its Hugging Face checkpoint, without their suffix (".weight", ".bias"). For the
+    tensors of a layer, only the part of the name after ``layer``.
 
-    ``{layer}`` and ``{expert}`` stand for numbers that count over all ranks. The defaults are those of Llama, Mistral,
-    Qwen2, Qwen3, Qwen2-MoE and Qwen3-MoE. An MLP without a gate uses only ``up``.
+    ``{layer}`` and ``{expert}`` stand for the number of a layer or expert, counted over all ranks. The defaults are the
+    names of Llama, Mistral, Qwen2, Qwen3, Qwen2-MoE and Qwen3-MoE. An MLP without a gate uses only ``up``.
     """
 
     embedding: str = "model.embed_tokens"

@@ -14,8 +14,8 @@ from .naming import Naming
 
 @dataclass(frozen=True)
 class ParallelState:
-    """Place of this rank in the tensor, expert and expert-tensor parallel groups: rank ``*_rank`` of ``*_size``.
-    Pipeline stages are read from the layers themselves.
+    """Place of this rank in the tensor, expert and expert-tensor parallel groups: in each group it is rank ``*_rank``
+    of ``*_size``. Pipeline stages are not here: they are read from the layers themselves.
     """
 
     tensor_rank: int = 0
@@ -44,8 +44,9 @@ class ParallelState:
 class Part:
     """A box of a Hugging Face tensor, and where its elements lie in a parameter.
 
-    ``name`` and ``shape`` are the whole tensor's; ``offset`` and ``extent`` are the box. ``first`` and ``strides``, in
-    elements of the parameter, are those of a Shard.
+    ``name`` and ``shape`` belong to the whole tensor; ``offset`` and ``extent`` are the box. ``first`` is the position
+    of the box's first element in the parameter, and ``strides`` are the distances there between neighbours in each
+    dimension of the box, both in elements.
     """
 
     name: str
@@ -58,8 +59,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter, and everything that its rule needs. ``local`` and ``shape`` are the parameter's; ``match`` is its
-    name as the pattern of the rule matched it, and ``prefix`` the name of its layer in the checkpoint.
+    """A parameter, and everything that its rule needs to know. ``local`` is the name of the parameter in the model and
+    ``shape`` its shape on this rank; ``match`` is its name as the pattern of the rule matched it, and ``prefix`` the
+    name of its layer in the checkpoint. ``tied`` says whether the output layer shares the embedding.
     """
 
     local: str
@@ -74,17 +76,19 @@ class Parameter:
 
     @property
     def kind(self) -> str:
-        """ "weight" or "bias"."""
+        """Kind of the parameter: "weight" or "bias"."""
         return self.match["kind"]
 
     def name(self, stem: str, expert: int | None = None) -> str:
-        """Returns the name in the checkpoint of the tensor ``stem`` of this layer, for expert number ``expert`` if it
-        has one.
+        """Returns the full name in the checkpoint of the tensor ``stem`` of this layer, with its suffix. ``expert`` is
+        the number of the expert to which the tensor belongs; None if it belongs to no expert.
         """
         return f"{self.prefix}{stem.format(expert=expert)}.{self.kind}"
 
     def expect(self, *shape: int) -> None:
-        """Raises UsageError unless the parameter has this shape; a bias must have only its first dimension."""
+        """Raises UsageError unless the parameter has this shape. A bias must have only the first dimension of the
+        shape.
+        """
         due = shape[:1] if self.kind == "bias" else shape
         if self.shape != due:
             raise UsageError(
@@ -93,8 +97,8 @@ class Parameter:
             )
 
     def rows(self, name: str, rows: int, begin: int, count: int, at: int) -> list[Part]:
-        """Returns a part that is rows [begin, begin + count) of the tensor ``name`` of ``rows`` rows, and that begins
-        at row ``at`` of the parameter; an empty list if ``count`` is not positive.
+        """Returns one part in a list: rows [begin, begin + count) of the tensor ``name``, which has ``rows`` rows. The
+        part begins at row ``at`` of the parameter. The list is empty if ``count`` is not positive.
         """
         rest = self.shape[1:]
         width = rest[0] if rest else 1
@@ -111,8 +115,8 @@ def _replicated(stem: str) -> Callable[[Parameter], list[Part]]:
 
 
 def _vocabulary(stem: str) -> Callable[[Parameter], list[Part]]:
-    """Returns the rule of an embedding or output layer: the rows are padded to a multiple, and cut into equal parts.
-    Memory beyond the real vocabulary is part of no tensor.
+    """Returns the rule of an embedding or output layer: the rows of the vocabulary are padded, and cut into equal parts
+    for the tensor-parallel ranks. Rows beyond the real vocabulary belong to no tensor.
     """
 
     def parts(p: Parameter) -> list[Part]:
@@ -128,8 +132,8 @@ def _vocabulary(stem: str) -> Callable[[Parameter], list[Part]]:
 
 
 def _qkv(p: Parameter) -> list[Part]:
-    """Rule of QKV: the rows of every KV group are those of its query heads, its k and its v; the groups follow one
-    another, and every rank has an equal part of all rows.
+    """Rule of QKV. The rows are grouped by KV group: the rows of the group's query heads, then its k, then its v. Every
+    rank has an equal part of all rows.
     """
     if getattr(p.config, "attention_output_gate", False):
         raise UnsupportedError("attention with an output gate has another linear_qkv", f"parameter '{p.local}'")
@@ -150,8 +154,8 @@ def _qkv(p: Parameter) -> list[Part]:
 
 
 def _fc1(p: Parameter, gate: str, up: str, width: int, rank: int, size: int, expert: int | None = None) -> list[Part]:
-    """Rule of column-parallel fc1: the rows of gate on this rank, followed by those of up; without a gate only those of
-    up. ``width`` is the number of rows of the whole tensors, which are cut for ``size`` ranks.
+    """Rule of column-parallel fc1: this rank's rows of gate, followed by its rows of up; only the rows of up if there
+    is no gate. ``width`` is the number of rows of the whole tensors, which are cut into equal parts for ``size`` ranks.
     """
     stems = (gate, up) if p.config.gated_linear_unit else (up,)
     count = width // size
@@ -164,8 +168,8 @@ def _fc1(p: Parameter, gate: str, up: str, width: int, rank: int, size: int, exp
 
 
 def _row_parallel(p: Parameter, name: str, width: int, rank: int, size: int) -> list[Part]:
-    """Rule of row-parallel layers: dimension 1, of ``width`` elements, is cut into equal parts for ``size`` ranks; the
-    bias is whole on every rank.
+    """Rule of row-parallel layers: dimension 1, of ``width`` elements, is cut into equal parts for ``size`` ranks, and
+    this is rank ``rank``. The bias is whole on every rank.
     """
     count = width // size
     hidden = p.config.hidden_size
@@ -211,8 +215,8 @@ def _expert(p: Parameter) -> list[Part]:
 
 
 def _grouped(p: Parameter) -> list[Part]:
-    """Rule of GroupedMLP: one parameter has all experts of this rank, each transposed. Its memory is [experts here, in,
-    out], whatever its shape.
+    """Rule of GroupedMLP: one parameter has all experts of this rank, each transposed. Its memory is in the order
+    [experts of this rank, input, output], whatever its shape.
     """
     hidden, width, s = p.config.hidden_size, _expert_width(p), p.state
     count, here = width // s.expert_tensor_size, _experts_here(p)
