@@ -82,7 +82,7 @@ class MaskedReload:
                 ) from error
 
     def audit(self) -> None:
-        """Reads every tensor back from the model. Raises DirtyError naming a tensor if its bits differ from the copy."""
+        """Reads every tensor back from the model. Raises DirtyError naming a tensor whose bits differ from its copy."""
         for name, copy in self.copies.items():
             new = copy.to(self._device)
             if not torch.equal(bits_of(self._read(name, new)[0]), bits_of(new)):

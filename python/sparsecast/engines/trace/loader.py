@@ -247,7 +247,9 @@ class _MapBuilder:
                 self.refused.setdefault(old, f"{where} is written over after it was loaded")
 
     def refuse_replaced(self, replaced: set[int]) -> None:
-        """Refuses the canonical tensors that were loaded into storages in `replaced`, and adds their names to `unseen`."""
+        """Refuses the canonical tensors that were loaded into storages in `replaced`, and notes their names in
+        `unseen`.
+        """
         for where, tensor in self.live.items():
             if storage_key(tensor) in replaced:
                 for name in self.memory(where).names() - self.refused.keys():

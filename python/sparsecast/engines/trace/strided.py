@@ -185,7 +185,7 @@ def inner(region: Region, offset: Sequence[int], extent: Sequence[int]) -> Regio
 
 
 def subtract(region: Region, offset: Sequence[int], extent: Sequence[int]) -> Iterator[Region]:
-    """Yields the rest of a region, as disjoint regions, after the box (`offset`, `extent`) inside it has been cut out."""
+    """Yields what is left of a region, as disjoint regions, when the box (`offset`, `extent`) inside it is cut out."""
     start, size = list(region.offset), list(region.extent)
     for k in range(len(start)):
         before = offset[k] - start[k]

@@ -41,7 +41,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class _Seen:
-    """The place and form of a tensor that a pass over the source has yielded. Does not keep the tensor's memory alive."""
+    """Place and form of a tensor that a pass over the source has yielded. Does not keep the tensor's memory alive."""
 
     storage: StorageWeakRef
     begin: int
