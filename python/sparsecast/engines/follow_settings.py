@@ -31,16 +31,14 @@ _NEWS = "news"
 
 @dataclasses.dataclass(frozen=True)
 class FollowSettings:
-    """The settings with which a server follows a delta log.
+    """The settings with which a server follows a delta log. Raises UsageError if `interval`, `pause` or `at` has a
+    wrong value.
 
-    location  location of the log: a directory, or s3://bucket/prefix
-    state     directory of this server alone, for fetched objects and what it has seen of the log
-    keys      trusted public keys ("ed25519:..."); empty: any log is believed
-    interval  seconds between two looks at the log
-    pause     what becomes of requests in flight during a write: keep, retract, wait or abort
-    at        when a version is taken: once (as soon as it is there), or told (when the server is told to)
-
-    Raises UsageError for a value that is none of these.
+    `location` is the place of the log: a directory, or s3://bucket/prefix. `state` is a directory of this server alone,
+    for fetched objects and what it has seen of the log. `keys` are the public keys of trusted publishers
+    ("ed25519:..."); without keys any log is believed. `interval` is the time between two looks at the log, in seconds.
+    `pause` says what becomes of requests in flight during a write: keep, retract, wait or abort. `at` says when a
+    version is taken: "once" (as soon as it is there), or "told" (when the server is told to take it).
     """
 
     location: str

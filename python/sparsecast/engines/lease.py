@@ -15,12 +15,10 @@ class PauseLease:
     """The right of a trainer to keep an engine paused, until a deadline that the trainer can put off (`renew`). For one
     event loop.
 
-    expire   called when the deadline passes: ends the update in progress, and resumes the engine or leaves it paused;
-             returns a sentence that says what it did.
-    log      gets this sentence: a logger that the server shows to its operator.
-
-    An expiry takes several calls of the engine. A trainer that renews during an expiry waits until the expiry has
-    ended, so that the expiry cannot end the pause that the trainer takes afterwards.
+    When the deadline passes, `expire` is called. It ends the update in progress, resumes the engine or leaves it
+    paused, and returns a sentence that says what it did, for the logger `log`. An expiry takes several calls of the
+    engine. A trainer that renews during an expiry waits until the expiry has ended, so that the expiry cannot end the
+    pause that the trainer takes afterwards.
     """
 
     def __init__(self, expire: Callable[[], Awaitable[str]], log: logging.Logger = _log) -> None:

@@ -36,7 +36,7 @@ _log = logging.getLogger("sparsecast")
 
 
 class LedEngine(Protocol):
-    """The engine behind a server that follows a log, with the calls that the process of the HTTP server makes."""
+    """The calls by which the process of the HTTP server leads the engine of a server that follows a log."""
 
     async def ask(
         self, step: Literal["follow", "status", "apply"], replicas: Sequence[int] = ()
@@ -67,11 +67,9 @@ class LedEngine(Protocol):
 
 
 class LogFollowing:
-    """Leads one server through the versions of a log. For one event loop.
-
-    engine    the server's engine, whose workers fetch and write the versions
-    settings  location of the log, and how and when versions are taken
-    log       logger for messages about the log, which the server shows to its operator
+    """Leads the server of `engine` through the versions of a delta log: has each version written in a pause, and named.
+    `settings` say which log, and when versions are taken. `log` is a logger that the server shows to its operator. For
+    one event loop.
     """
 
     def __init__(self, engine: LedEngine, settings: FollowSettings, log: logging.Logger = _log) -> None:
@@ -243,8 +241,8 @@ class LogFollowing:
             self._paused_at = self._paused_at or begin
 
     async def _name(self) -> None:
-        """Has the server name the version that all replicas hold, if it is one and the same; rank 0 of each replica
-        knows it.
+        """Makes the server name the version that the replicas hold, if all of them hold the same one. Rank 0 of each
+        replica knows its version.
         """
         versions = {worker["version"] for worker in self._workers if worker["is_whole"] and worker["rank"] == 0}
         version = versions.pop() if len(versions) == 1 else None

@@ -82,8 +82,10 @@ class Receiver:
     `layout` describes the whole engine and is the same on all its ranks; `tensors[i]` is the memory of
     `layout.ranks[rank].tensors[i]`, contiguous, which the caller must not move. The memory holds `version` now; with
     `needs_anchor` it holds no version, and `join` writes all of it. On a GPU all work is enqueued on the CUDA stream
-    with handle `stream` (0: a stream of the receiver's own). `threads`, `audit_versions`, `audit_time` and
-    `entry_bytes` are handed to the `ShardedSubscriber` as they are.
+    with handle `stream` (0: a stream of the receiver's own), and `entry_bytes` is the most bytes of device memory for
+    decoded changes between staging and apply (None: a sixteenth of the weights). `threads` is the number of host
+    threads (0: all cores). `audit_versions` and `audit_time` have no effect here: they are for an audit in steps, which
+    a receiver does not run.
 
     After every write, `recomputations` bring up to date the tensors that the engine computes from its weights. `guard`
     raises UsageError once a weight of the model has moved to other memory: `join`, `start_receive`, `apply` and `audit`

@@ -133,8 +133,8 @@ class _FollowedCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Called before a copy of followed elements into a tensor that the loader has made."""
 
     def _copied(self, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> None:
-        """Called after an operator in `_COPIES`, called with `args` and `kwargs`, has made `result` from followed
-        elements.
+        """Called after an operator in `_COPIES` (`packet`, with the arguments `args` and `kwargs`) has made `result`
+        from followed elements.
         """
 
 

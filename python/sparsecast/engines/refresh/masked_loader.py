@@ -72,8 +72,8 @@ class MaskedLoader:
                 raise UnsupportedError(f"tensor {name!r}: the loader writes something else than copies of its elements")
 
     def __call__(self, index: int, address: int, stream: int) -> None:
-        """Loads the tensor with this index in the table, NaN-masked; its elements lie at `address`. On a CUDA device
-        the loading is work on the stream whose handle is `stream`.
+        """Loads the NaN-masked tensor whose index in the table is `index` and whose elements lie at `address`. On a
+        CUDA device the loading is enqueued on the stream whose handle is `stream`.
         """
         name, dtype, shape = self._table[index]
         tensor = tensor_at(address, TORCH_DTYPES[dtype], shape, self._device)
@@ -81,9 +81,9 @@ class MaskedLoader:
             self.load(name, tensor)
 
     def load(self, name: str, tensor: torch.Tensor) -> None:
-        """Loads a tensor in which NaN marks the elements that do not change. Raises UnsupportedError, naming the
-        tensor, if the loader computes with it, and passes the errors of the loader on; a part of the tensor may be
-        loaded then.
+        """Loads a tensor in which NaN marks the elements that do not change. Raises UnsupportedError naming the tensor
+        if the loader computes with it, and otherwise the loader's own errors. After an error, a part of the tensor may
+        have been loaded.
         """
         with torch.no_grad(), pools_run_here(), MaskedCopies(name, tensor):
             self._load_weights(iter([(name, tensor)]))

@@ -107,7 +107,7 @@ class MaskedReload:
 
     def _read(self, name: str, new: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Returns the tensor as the model holds it, and views of its places in the model. Elements that the model does
-        not hold are those of `new`.
+        not hold are taken from `new`.
         """
         live = new.clone()
         return live, self._loader.read_back(name, live)

@@ -106,8 +106,8 @@ def dense_steps(model: torch.nn.Module, load_weights: LoadWeights, copies: Mappi
 
 
 def steps_that_make(derived: Collection[str], post_processing: Iterable[Step]) -> list[Step]:
-    """Returns those steps of `post_processing` that may have made a tensor whose name is in `derived`, in their order:
-    for each tensor, the steps of the innermost module that has it.
+    """Returns the steps in `post_processing` that may have made a tensor named in `derived`, in their order: for each
+    tensor, the steps of the innermost module that contains it.
     """
     steps = list(post_processing)
     wanted: set[str] = set()
@@ -155,7 +155,9 @@ class Recomputation:
 
     @property
     def shadow_bytes(self) -> int:
-        """Bytes of all copies that are kept outside the model: shadows, and parameters as they were loaded."""
+        """Bytes of all copies that are kept outside the model: copies of canonical tensors (shadows), and parameters as
+        they were loaded.
+        """
         return sum(tensor.nbytes for tensor in (*self.shadows.values(), *self._copies.values()))
 
     @property
@@ -375,9 +377,9 @@ def _run(step: Step) -> None:
 
 
 def _settle(slot: Slot) -> None:
-    """After a step that may have put a new tensor into the place: copies the elements of the new tensor into the tensor
-    that was found there, at its address, and puts the latter back. Raises DirtyError if the place has no tensor of the
-    same dtype and shape.
+    """After a step that may have put a new tensor into the place: copies its elements into the tensor that was found
+    there, at the address of that tensor, and puts that tensor back into the place. Raises DirtyError if the place has
+    no tensor of the same dtype and shape.
     """
     if slot.is_as_found():
         return

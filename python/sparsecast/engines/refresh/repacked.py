@@ -117,12 +117,12 @@ class RepackedModules:
         )
 
     def completed(self, traced: TracedLoader) -> TracedLoader:
-        """Returns the map `traced`, which was traced while the copies were shown, with the copies accounted for:
-        `repacked` has their names, and `missing` no longer has them, nor parameters in live memory whose rest is
-        padding.
+        """Returns the complete map of the model for `traced`, a map that was traced while the copies were shown.
+        `repacked` of the result has the names of the copies. Copies are not in its `missing`, nor are parameters in
+        live memory whose unfilled elements are padding.
 
         Raises UnsupportedError for a parameter that canonical tensors fill only in part, if the results of
-        post-processing depend on the rest and the engine does not make the parameter with one constant value.
+        post-processing depend on the other elements and the engine does not make the parameter with one constant value.
         """
         own = {f"{module.name}.{name}" for module in self._modules for name in module.copies if module.is_copy(name)}
         complete = set(own)
@@ -310,8 +310,8 @@ class _Repacked:
                 self.unproven = f"{reason}: whether the rest is padding is proven by what the engine has loaded alone"
 
     def padded_in_place(self, traced: TracedLoader) -> set[str]:
-        """Returns the names in the model of parameters in live memory that canonical tensors fill in part, and whose
-        rest is padding: it has the value with which the engine makes the parameter.
+        """Returns the names, in the model, of parameters in live memory that canonical tensors fill only in part, and
+        whose other elements are padding: they have the constant value with which the engine makes the parameter.
         """
         found: set[str] = set()
         for name, value in self._constants.items():
@@ -326,7 +326,7 @@ class _Repacked:
         return f"{self.name}.{name}" not in traced.untouched
 
     def _rest(self, traced: TracedLoader, name: str) -> torch.Tensor:
-        """Returns a mask over the storage of a parameter's copy: True for elements that no shard fills."""
+        """Returns a mask over the storage of a parameter's copy: True for elements that no shard in `traced` fills."""
         copy = self.copies[name]
         mask = torch.ones(storage_elements(copy), dtype=torch.bool, device=copy.device)
         for shard in traced.shards:

@@ -41,8 +41,8 @@ _ENDING_SECONDS = 60.0  # For a thread that has said how it ends, on a machine t
 
 
 class _RankState(NamedTuple):
-    """The state of one rank, as the other ranks get it: `state`, `version` and `in_doubt` have the meaning that they
-    have in `Receiver`, `is_whole` and `held_version` that of `Held`.
+    """The state of one rank, as the other ranks get it. `state`, `version` and `in_doubt` come from its `Receiver`.
+    `is_whole` says whether all its memory is of one version, and `held_version` which one.
     """
 
     state: State
@@ -228,7 +228,7 @@ class SglangEnd:
 
     def status(self) -> dict[str, Any]:
         """Returns, as JSON values, the status of the receiver (engine, rank, version, state), the number of tensors
-        that are patched in place, and `refresh.recompute.report`.
+        that are patched in place, and how the other tensors are updated.
         """
         receiver = self.receiver
         if receiver is None:

@@ -19,8 +19,8 @@ from sparsecast.errors import UsageError
 
 
 class SglangEngine:
-    """SGLang's engine for `LogFollowing` (a `LedEngine`), over the tokenizer manager, which asks the schedulers of all
-    data-parallel replicas.
+    """Passes the calls of a `LedEngine` on to SGLang's tokenizer manager, which asks the schedulers of all
+    data-parallel replicas, so that the server can follow a log.
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -144,8 +144,8 @@ class TracedLoader:
         return len(self.table) - len(self.unused) - len(self.shadowed) - len(into_copies)
 
     def kept(self) -> dict[str, torch.Tensor]:
-        """Returns everything that is kept outside the model: shadows by the name of their canonical tensor, and copies
-        of repacked parameters by "NAME as loaded".
+        """Returns everything that is kept outside the model: copies of canonical tensors (shadows) by canonical name,
+        and copies of repacked parameters by "NAME as loaded".
         """
         copies = {tensor.name: tensor.memory for tensor in self.tensors if tensor.name in self.repacked}
         return {**self.shadows(), **{f"{name} as loaded": memory for name, memory in copies.items()}}

@@ -22,8 +22,8 @@ uint8.
 
 def in_checkpoint(tensor: CanonicalTensor) -> CanonicalTensor:
     """Returns name, dtype and shape of a tensor as the engine's checkpoint has it. Only tensors of pairs of 4-bit
-    numbers differ from the trainer's: where the last of several dimensions is the 4 bytes of a word, it is dropped and
-    the dtype is I32; elsewhere the dtype is U8.
+    numbers differ from the trainer's. They have dtype U8 and the same shape; or dtype I32 and a shape without the last
+    dimension, if that is not the only one and has the 4 bytes of a word.
     """
     name, dtype, shape = tensor
     if dtype not in buffers.PAIRS:

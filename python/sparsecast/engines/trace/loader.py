@@ -290,8 +290,8 @@ class _MapBuilder:
                 yield name
 
     def finish(self, may_miss: Sequence[str], modes: Modes | None) -> TracedLoader:
-        """Returns the address map. Canonical tensors in `computed` get shadows if `modes` is given, and are refused
-        otherwise.
+        """Returns the address map. Canonical tensors in `computed` get shadows (copies outside the model) if `modes` is
+        given, and are refused otherwise.
         """
         self._find_mixed_dtypes()
         forced = {name: mode_of(name, modes or {}) for name in self.frames}

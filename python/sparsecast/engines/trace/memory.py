@@ -14,7 +14,8 @@ def tensor_at(
     address: int, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device, owner: object = None
 ) -> torch.Tensor:
     """Returns a tensor over the memory at `address`, without a copy. On a CUDA device the tensor keeps `owner` alive;
-    on the CPU the caller keeps the memory alive. Raises UsageError if CUDA says that the memory is not that device's.
+    on the CPU the caller keeps the memory alive. Raises UsageError if the memory does not belong to the CUDA device
+    `device`.
     """
     elements = 1
     for extent in shape:

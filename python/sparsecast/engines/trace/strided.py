@@ -84,8 +84,8 @@ def dense_frame(shape: Sequence[int], strides: Sequence[int], elements: int) -> 
 
 
 def merge_dims(dims: Sequence[Dim]) -> list[Dim]:
-    """Returns loops that visit the same elements, the largest stride `here` first. Loops that are contiguous in both
-    memories are joined into one, and loops of one element are dropped.
+    """Returns loops that visit the same elements as `dims`, the largest stride `here` first. Loops that are contiguous
+    in both memories are joined into one, and loops of one element are dropped.
     """
     merged: list[Dim] = []
     for dim in sorted((d for d in dims if d.extent > 1), key=lambda d: (-d.here, -d.there)):
@@ -201,8 +201,8 @@ def subtract(region: Region, offset: Sequence[int], extent: Sequence[int]) -> It
 
 @dataclass(frozen=True)
 class Computed:
-    """Origin of elements that the loader computed: the names of the canonical tensors that went into them, and the
-    computation.
+    """Origin of elements that the loader computed: the names of the canonical tensors that went into them, and a
+    sentence about the computation.
     """
 
     names: frozenset[str]
@@ -291,8 +291,8 @@ class TracedMemory:
         """Records a copy into this memory, at the elements that `link.to` and the strides `there` give. Returns the
         overlaps with elements that other canonical tensors had filled.
 
-        Where the copy writes the same elements of another tensor over each other (a tie), the origin recorded first
-        stays; otherwise the new origin replaces the old one, as in memory.
+        If the overlapping elements have the same positions in the new tensor as in the old one (a tie), the origin
+        recorded first stays; otherwise the new origin replaces the old one, as in memory.
         """
         dims = [Dim(d.extent, d.there, d.here) for d in link.dims]
         known, fresh = list(self.pieces), []

@@ -20,9 +20,9 @@ _COLLECTIVE_NAMES = ("all_gather", "all_reduce", "reduce_scatter", "broadcast", 
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets every operator run, and notes what the code reads and writes: `read` has the storages in `known` that it
-    reads before it writes them, and `written` the storages that it writes without having made them itself, by
-    `storage_key`.
+    """Torch dispatch mode that lets every operator run, and notes which memory the code under it reads and writes.
+    `read` has the storages in `known` that the code reads before it writes them; `written` has the storages that the
+    code writes and has not made itself. Both have the storages by `storage_key`.
 
     `known` names the storages of the model by `storage_key`; they must stay alive. Code that runs no torch operator (a
     kernel launched by itself), or that runs in another thread (but see `pools_run_here`), is not seen. With

@@ -77,8 +77,8 @@ def without_draft(canonical: Sequence[CanonicalTensor], prefix: str) -> list[Can
 def choose_draft(
     speculative: Any, target: Any, model: torch.nn.Module | None, prefix: str, *, can_look: bool
 ) -> Draft | None:
-    """Returns the draft that follows the trainer. Returns None if there is no draft here, or if the draft stays as it
-    is, which is logged as a warning.
+    """Returns the draft that follows the trainer. Returns None if there is no draft here, or if the draft is not
+    updated, which is logged as a warning.
 
     `speculative` is vLLM's SpeculativeConfig or None, `target` the ModelConfig of the target, `model` the draft model
     of this worker or None, and `prefix` the prefix of the draft's names in the trainer's table. `can_look` says whether

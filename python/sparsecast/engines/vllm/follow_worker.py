@@ -35,7 +35,9 @@ def sparsecast_follow(self: Any, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def sparsecast_follow_status(self: Any) -> dict[str, Any]:
-    """Returns the place of this worker in the log (`LogReceiver.status`), and how its tensors are updated."""
+    """Returns the status of this worker's follower: its place in the log (`LogReceiver.status`), and how its tensors
+    are updated.
+    """
     follower: WorkerFollower = getattr(self, _ATTRIBUTE)
     return follower.status()
 
@@ -122,8 +124,8 @@ def _refuse_what_cannot_follow(config: Any) -> None:
 
 def _trace(live: LiveModel, *, whole: bool) -> tuple[TracedLoader, list[Recomputation]]:
     """Returns the address map and the recomputations for the tensors in the files from which vLLM was started; the log
-    must have the same tensors. `whole` has the meaning that it has in `trace_for_log`: every tensor must lie in one
-    piece.
+    must have the same tensors. With `whole`, every tensor must lie in one piece, or is kept whole in a copy outside the
+    model.
     """
     from sparsecast.buffers import dtype_name
     from sparsecast.engines.vllm.live_model import TraceRequest

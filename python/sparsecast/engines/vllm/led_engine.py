@@ -17,7 +17,7 @@ from sparsecast.errors import UsageError
 
 
 class VllmEngine:
-    """vLLM's engine for `LogFollowing` (a `LedEngine`), over `client`, vLLM's EngineClient."""
+    """Passes the calls of a `LedEngine` on to `client`, vLLM's EngineClient, so that the server can follow a log."""
 
     def __init__(self, client: Any, settings: FollowSettings, processes: int = 1) -> None:
         """Raises UsageError for a server of several API processes (`processes`), because each of them would lead the

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class TraceRequest:
     """The tensors that the address map of a model must cover, and how the trace is to treat them.
 
-    table         tensor table of the trainer or the log, as (name, dtype, shape)
-    may_miss      patterns (fnmatch) of names of vLLM's parameters that the trainer does not have
-    modes         mode (of `MODES`) by pattern (fnmatch) of names in the table; the trace chooses the others
-    follow_draft  whether a draft model is updated, too
-    draft_prefix  prefix of the draft's names in the table; empty: the draft's weights lie in the target's files
+    `table` is the tensor table of the trainer or the log, as (name, dtype, shape). `may_miss` has patterns (fnmatch) of
+    names of vLLM's parameters that the trainer does not have. `modes` has a mode (of `MODES`) by pattern (fnmatch) of
+    names in the table; the trace chooses for other names. `follow_draft` says whether a draft model is updated, too,
+    and `draft_prefix` stands before the draft's names in the table (empty: the draft's weights lie in the target's
+    files).
     """
 
     table: Sequence[CanonicalTensor]
@@ -77,8 +77,9 @@ class LiveModel:
             )
 
     def guard(self, traced: TracedLoader, cure: str) -> Callable[[], None]:
-        """Returns a function that checks where the weights lie: it raises UsageError, naming a tensor and the advice
-        `cure`, once a weight of the target or the draft has moved to other memory than in the map `traced`.
+        """Returns a function that checks where the weights lie. It raises UsageError once a weight of the target or the
+        draft has moved to other memory than in the map `traced`; the message names the tensor and ends with the advice
+        `cure`.
         """
         draft = self._draft_model()
         models = [self.model] if draft is None else [self.model, draft]

@@ -142,8 +142,8 @@ def _call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def _own_address(client: Any) -> str:
-    """Returns the address of this machine on the way to the server. Raises UsageError if the client does not know the
-    server's address, and IoError if there is no way to it.
+    """Returns the address of this machine from which its packets to the server start. Raises UsageError if the client
+    does not know the server's address, and IoError if the server's machine cannot be reached.
     """
     base = _base_url(client)
     url = urllib.parse.urlsplit(base) if base is not None else None

@@ -49,7 +49,9 @@ _LIMITS = (
 
 @dataclass
 class StockTrainerInitInfo(TrainerInitInfo):
-    """The address at which trainer and workers meet, as in vLLM's `SparseNCCLTrainerInitInfo`, and what is sent."""
+    """Settings of one trainer rank: the address at which trainer and workers meet, as in vLLM's
+    `SparseNCCLTrainerInitInfo`, whether the first transfer sends all elements, and the dtype in which weights are sent.
+    """
 
     backend: ClassVar[str] = STOCK_BACKEND
 

@@ -238,7 +238,7 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         says that the workers have the version, so that the pause is only the apply. If `staged` is None, the workers
         are asked through vLLM's HTTP client, if they have the worker extension; otherwise update_weights also waits for
         the transfer. The version becomes the weight_version of vLLM, and `last_report` has the numbers. After an error
-        the workers are at the previous version, and `reconnect` must be called next.
+        call `reconnect`, which brings all workers to the trainer's version again.
         """
         meeting = self._meeting
         if self._failed or meeting is None:
