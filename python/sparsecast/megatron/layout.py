@@ -120,8 +120,8 @@ def _parts(
     tied: bool,
 ) -> list[Part]:
     """Returns the boxes of Hugging Face tensors that lie in the parameter ``name`` of chunk ``model``, whose local name
-    is ``local``. Raises UnsupportedError if no rule knows the parameter. Layers count over all stages: a layer knows
-    its own number.
+    is ``local``. The number of a layer, over all stages, comes from the layer itself. Raises UnsupportedError if no
+    rule knows the parameter.
     """
     in_layer = _LAYER.fullmatch(name)
     prefix = ""

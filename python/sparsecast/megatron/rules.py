@@ -132,8 +132,8 @@ def _vocabulary(stem: str) -> Callable[[Parameter], list[Part]]:
 
 
 def _qkv(p: Parameter) -> list[Part]:
-    """Rule of QKV. The rows are grouped by KV group: the rows of the group's query heads, then its k, then its v. Every
-    rank has an equal part of all rows.
+    """Rule of linear_qkv, which has the weights of query, key and value. Its rows are grouped by KV group: the rows of
+    the group's query heads, then its k, then its v. Every rank has an equal part of all rows.
     """
     if getattr(p.config, "attention_output_gate", False):
         raise UnsupportedError("attention with an output gate has another linear_qkv", f"parameter '{p.local}'")

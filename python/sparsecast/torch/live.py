@@ -158,7 +158,7 @@ class LiveEnd:
 
     def _extent(self, sent: ShardedReport) -> tuple[int, int]:
         """Returns the number of elements that this rank sends if all of them have changed, and the number of their
-        bytes. Where several ranks hold copies of an element, it counts for the rank that sends it.
+        bytes. Where several ranks hold copies of an element, the element counts only for the rank that sends it.
 
         Without ``report_tensors`` it counts everything that this rank holds.
         """
@@ -170,4 +170,4 @@ class LiveEnd:
         return sum(t.elements for t in sent.tensors), sum(t.elements * size[t.name] for t in sent.tensors)
 
     def close(self) -> None:
-        """Does nothing: the connections of the world stay open until the publisher is freed, and need nothing else."""
+        """Does nothing. The connections of the world close when this object is freed."""

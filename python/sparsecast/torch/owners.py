@@ -218,9 +218,9 @@ class ModuleWatch:
 
 
 def guard_of(models: Iterable[nn.Module], memory: Iterable[torch.Tensor], cure: str) -> Callable[[], None]:
-    """Returns a function that raises UsageError if a weight of one of ``models`` has got other memory since; the
-    message names the tensor and ends with the advice ``cure``. The weights that lie in the storages of the tensors in
-    ``memory`` are watched.
+    """Returns a function that raises UsageError if a weight of one of ``models`` has got other memory since this call;
+    the message names the tensor and ends with the advice ``cure``. Only weights that lie in the storages of the tensors
+    in ``memory`` are watched.
     """
     storages = {tensor.untyped_storage().data_ptr() for tensor in memory}
     watches = [ModuleWatch(model, cure, storages=storages) for model in models]

@@ -61,7 +61,7 @@ class LocalShards:
         return self.memory.counted() if self.memory is not None else contextlib.nullcontext()
 
     def check(self) -> None:
-        """Raises UsageError naming a tensor if its memory is no longer the memory that was described, or has no owner."""
+        """Raises UsageError naming a tensor if its memory has moved since it was described, or has no owner any more."""
         if self.guard is not None:
             self.guard()
 
@@ -156,7 +156,8 @@ def _hold(
 
 def _memory_of(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Returns a plain tensor over the memory of ``tensor``, with the same shape and strides, which keeps only that
-    memory alive. Raises UsageError or UnsupportedError naming the tensor if it has no plain memory.
+    memory alive. Raises UsageError naming the tensor if it has no memory now (on the meta device, for example), and
+    UnsupportedError if its kind of tensor has no plain memory.
     """
     context = f"tensor '{name}'"
     kind = type(tensor).__name__

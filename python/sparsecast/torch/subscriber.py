@@ -25,7 +25,9 @@ from .streams import StreamOrder
 
 @dataclasses.dataclass(frozen=True)
 class UpdateReport:
-    """Report of one update on this rank. ``pause_seconds`` is the time in which the weights were written."""
+    """Report of one update on this rank. ``pause_seconds`` is the time in which weights were written, and
+    ``total_seconds`` the time of the whole update.
+    """
 
     version: int
     changed: int  #: Changed elements that were applied; from a log they are not counted (0).
@@ -49,6 +51,10 @@ class Subscriber:
     ``pause(True)`` is called before weights are written and ``pause(False)`` when they are verified, in the thread of
     update() or apply(). For weights on a device, ``entry_bytes`` is the most bytes of device memory that hold decoded
     changes between receive() and apply(); None means a sixteenth of the weights.
+
+    From a log, a part of the weights is read again after each version: all of them within ``audit_versions`` versions
+    (0: none), each time for at most ``audit_time`` seconds on average (0: no limit). Over a world, only a call of
+    ``sharded.audit_next()`` does so.
 
     Weights are written where they were at construction: regroup(), receive(), apply(), update() and audit() raise
     UsageError, and write nothing, if the model has a weight elsewhere, or is gone. Call from one thread, except
