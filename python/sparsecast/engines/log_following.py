@@ -260,8 +260,9 @@ class LogFollowing:
 
 
 def router() -> APIRouter:
-    """Returns the two routes of a server that follows a log: one for its status, and one that waits for a version. They
-    expect a LogFollowing in `app.state.sparsecast_following`, and answer 404 if there is none.
+    """Returns the routes of a server that follows a log: for its status, its readiness and its metrics, and one that
+    waits for a version. They expect a LogFollowing in `app.state.sparsecast_following`, and answer 404 if there is
+    none.
     """
     routes = APIRouter()
 

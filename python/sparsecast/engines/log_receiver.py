@@ -123,9 +123,10 @@ class LogReceiver:
     def status(self) -> dict[str, Any]:
         """Returns the place of this rank in the log as JSON values. Thread-safe.
 
-        `lag` counts versions, up to the newest that was seen `head_age` seconds ago, and `lag_seconds` is for how long
-        a newer version has been known; while a version is staged nothing newer is looked for. `error` is the last failure, empty after a success. `reseeded` counts the anchors taken. In
-        an engine of several ranks, rank 0 alone has version, head, lag and bytes.
+        `lag` is the number of versions up to `head`, the newest version that was seen, `head_age` seconds ago;
+        `lag_seconds` is the time for which a newer version has been known. While a version is staged, nothing newer is
+        looked for. `error` is the last failure, empty after a success. `reseeded` counts the anchors taken. In an
+        engine of several ranks, rank 0 alone has version, head, lag and bytes.
         """
         with self._changed:
             lag = self._head - self._version if self._head is not None and self._version is not None else None
