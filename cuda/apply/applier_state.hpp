@@ -57,8 +57,8 @@ class DeviceApplier::State {
   void require_staged() const {
     if (!staged_) throw Error(ErrorCode::kUsage, "no delta is staged");
   }
-  /// Throws Error{kCorrupt} if the last apply() that was waited for found an error in a frame that stage() had
-  /// accepted.
+  /// Throws Error{kCorrupt} if a frame that stage() had accepted was found damaged by the last apply() whose work has
+  /// been waited for.
   void require_unchanged() const {
     if (changed_since_) throw Error(ErrorCode::kCorrupt, "the frames have changed since they were staged");
   }
@@ -95,9 +95,9 @@ class DeviceApplier::State {
   NanExpansion expansion_;
   std::vector<FrameHeader> headers_;
   TracePayload of_delta_;
-  std::uint64_t changed_ = 0;  ///< Number of changed elements in the staged deltas.
+  std::uint64_t changed_ = 0;  ///< Total number of changed elements in the staged deltas.
   bool staged_ = false;
-  /// True if the last apply() that was waited for found that a staged frame has changed since it was validated.
+  /// True if a staged frame has changed since it was validated; known once the last apply() has been waited for.
   bool changed_since_ = false;
   bool any_raw_ = false;      ///< True if a staged delta has `raw` words.
   bool any_context_ = false;  ///< True if a staged delta may have `context` positions.

@@ -16,7 +16,7 @@
 
 namespace sparsecast::cuda {
 
-/// Returns how many CTAs of decode_blocks are resident on a multiprocessor. `kWrite` is true for the passes that write
+/// Returns how many CTAs of decode_blocks one multiprocessor holds at once. `kWrite` is true for the passes that write
 /// weights, false for validation.
 template <class T, bool kWrite>
 constexpr unsigned decode_ctas(const DecodePolicy& policy) {
@@ -36,28 +36,30 @@ __device__ bool is_refused(const ReceiveControl& control) {
   return control.directory_input_error != kNoInputError || (kWrite && control.block_input_error != kNoInputError);
 }
 
-/// Returns the address of the word of the control in which this pass records payload errors. is_refused() does not read
-/// that word in the same pass.
+/// Returns the address of the word of the control in which this pass records payload errors. This pass must not read
+/// that word in is_refused(), so a pass that writes uses another word than validation.
 template <bool kWrite>
 __device__ std::uint64_t* error_word(const Received& received) {
   return kWrite ? &received.control->changed_input_error : &received.control->block_input_error;
 }
 
-/// Consecutive changes of one block that are written together, and how to apply them.
+/// A run of consecutive changes of one block that are written together, and how to apply them.
 template <class T>
 struct Changes {
-  const std::uint32_t* positions = nullptr;  ///< Position of each change in the block; all are below the block's span.
+  /// Position of each change in its block; always less than the block's span.
+  const std::uint32_t* positions = nullptr;
   /// Coded word of each change.
   const T* words = nullptr;
-  T* undo = nullptr;  ///< Where the replaced bits of each change are stored; null if they are not kept.
+  T* undo = nullptr;  ///< Array for the replaced bits of each change; null if they are not kept.
   std::uint32_t count = 0;
   ValueCodec codec = ValueCodec::kUlp;
   bool inverse = false;
 };
 
-/// Writes changes of a tensor and adds the change of its digest to `sum`. place(position) is the address of a changed
-/// element, index(position) its index in the digest. Each thread loads kInFlight elements at once, because the loads
-/// miss every cache and would otherwise wait for one another.
+/// Writes `changes` to a tensor and adds the resulting change of the tensor's digest to `sum`. place(position) returns
+/// the address of a changed element, index(position) its index in the digest; a position counts from the start of the
+/// block. Each thread loads kInFlight elements at once, because the loads miss every cache and would otherwise wait for
+/// one another.
 template <class Threads, std::uint32_t kInFlight, class T, class Place, class Index>
 __device__ void write_changes_at(const Changes<T>& changes, const LiveTensor& tensor, std::uint64_t key_lo,
                                  const Place& place, const Index& index, DigestSum& sum) {
@@ -83,9 +85,9 @@ __device__ void write_changes_at(const Changes<T>& changes, const LiveTensor& te
   }
 }
 
-/// Writes the changes [first, first + entries) of a block, whose positions and coded words are in `positions` and
-/// `coded`, to the live tensor. Also stores the replaced bits, if they are kept, and adds the change of the digest to
-/// `sum`.
+/// Writes the changes [first, first + entries) of a block to the live tensor. The arrays `positions` and `coded` hold
+/// the positions and coded words of just these changes. Also stores the replaced bits, if they are kept, and adds the
+/// change of the tensor's digest to `sum`.
 template <class Threads, std::uint32_t kInFlight, class T>
 __device__ void write_changes(const Received& received, const ReceivedBlock& block, Pass pass,
                               const std::uint32_t* positions, const T* coded, std::uint32_t first,
@@ -129,20 +131,21 @@ inline constexpr bool kDecodedRunsAreResident = kPolicy.decode.run_ctas*(sizeof(
 static_assert(kDecodedRunsAreResident<std::uint8_t> && kDecodedRunsAreResident<std::uint16_t> &&
               kDecodedRunsAreResident<std::uint32_t> && kDecodedRunsAreResident<std::uint64_t>);
 
-/// A lane's sum of the digest changes of the blocks that its warp writes, for one tensor after another.
+/// One lane's sum of the digest changes that its writes to the current tensor cause. A warp writes blocks of one tensor
+/// after another.
 struct RunDigest {
   DigestSum sum;
   std::uint32_t tensor = kNoTensor;
 
-  /// Must be called before a block of tensor number `next` is written. If that is another tensor than before, first
-  /// calls pass_on().
+  /// Must be called before a block of tensor number `next` is written. If `next` is not the current tensor, calls
+  /// pass_on() for the current tensor and begins a new sum.
   __device__ void enter(const Received& received, std::uint32_t next) {
     if (next == tensor) return;
     pass_on(received);
     sum = {};
     tensor = next;
   }
-  /// Adds the sums of all lanes to the digest change of `tensor` in global memory. All lanes must call it.
+  /// Adds the sums of all lanes to the digest change of the current tensor in global memory. All lanes must call it.
   __device__ void pass_on(const Received& received) const {
     if (tensor == kNoTensor) return;
     std::uint64_t* const words = received.digest_changes + 2 * std::uint64_t{tensor};
@@ -150,7 +153,7 @@ struct RunDigest {
   }
 };
 
-/// Stores the decoded changes of a block in `run` as the block's entries in global memory.
+/// Stores the decoded changes of a block, which are in `run`, as the block's entries in global memory.
 template <class T>
 __device__ void keep_entries(const Received& received, const ReceivedBlock& block, const RunDecoded<T>& run) {
   std::uint32_t* const positions = in_global(received.entry_positions + block.first_change);
@@ -193,8 +196,8 @@ __global__ void __launch_bounds__(32 * kDecodeWarps<T>, kPolicy.decode.run_ctas)
   if constexpr (kWrite) digest.pass_on(received);
 }
 
-/// Writes the changes of the blocks that have entries to the live tensors; it takes them from the entries. In all else
-/// it works as decode_runs<T, true>.
+/// Writes the changes of the blocks that have entries to the live tensors. It reads positions and coded words from the
+/// entries and decodes no payload; it sums digest changes and stores replaced bits as decode_runs<T, true> does.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kPolicy.decode.write_ctas) write_entries(Received received, Pass pass) {
   if (WarpThreads::any(is_refused<true>(*received.control))) return;
@@ -217,7 +220,7 @@ struct ApplyShared {
     DecodeShared<T> decode;
     CtaDigest::TempStorage digest;
   };
-  /// Sum of digest changes of each thread. In registers, the sums would compete with decoding.
+  /// Each thread's sum of digest changes. It is in shared memory, because registers are needed for decoding.
   DigestSum sums[kThreads];
   std::uint32_t summed;  ///< Index of the tensor whose digest change is being summed, or kNoTensor.
 };

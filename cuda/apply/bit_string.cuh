@@ -8,11 +8,11 @@
 
 namespace sparsecast::cuda {
 
-/// Upper bound of the 4-byte words of a valid payload: 2^22 changes take less than 2^31 bits in any coding. So 32 bits
-/// hold any bit number.
+/// Upper bound of the number of 4-byte words in a valid payload: 2^22 changes take less than 2^31 bits in any coding.
+/// So a bit number fits into 32 bits.
 inline constexpr std::uint32_t kMostPayloadWords = 1U << 26;
 
-/// A bit string in memory.
+/// A bit string in memory. Reading beyond its end yields zeros.
 struct BitString {
   const std::uint32_t* words = nullptr;
   std::uint32_t count = 0;  ///< Number of words, at most kMostPayloadWords.
@@ -30,13 +30,14 @@ struct BitString {
     if (width <= 32) return get(bit, width);
     return get(bit, 32) | std::uint64_t{get(bit + 32, width - 32)} << 32;
   }
-  /// Returns whether all bits from bit number `bit` to the end of its 32-bit word are zero.
+  /// Returns whether all bits from bit number `bit` to the end of the 32-bit word that contains it are zero.
   __device__ bool padded_at(std::uint32_t bit) const { return get(bit, (32 - bit % 32) % 32) == 0; }
 };
 
 /// Finds the next `wanted` one bits, from bit number `from` on, and writes their bit numbers to `ones`. Returns how
-/// many it found: fewer than `wanted` if the string ends or has a run of about `most_zeros` zeros. Costs one scan by
-/// the CTA for every 8192 bits.
+/// many it found: fewer than `wanted` if the string ends first. It may also stop early in a run of more than
+/// `most_zeros` zeros, which no valid code contains. All threads of the CTA must call it; it costs one scan of the CTA
+/// for every 8192 bits.
 __device__ inline std::uint32_t find_ones(const BitString& bits, std::uint32_t from, std::uint32_t wanted,
                                           std::uint32_t most_zeros, std::uint32_t* ones, ScanShared& scan) {
   std::uint32_t found = 0;
@@ -59,8 +60,8 @@ __device__ inline std::uint32_t find_ones(const BitString& bits, std::uint32_t f
   return found;
 }
 
-/// Returns the number of zeros between one bit number r and the one bit before it, where ones[r] is the bit number of
-/// one bit r. For r = 0, counts the zeros from bit number `begin` on.
+/// Returns the number of zeros directly before the one bit with bit number ones[r]; `ones` holds the bit numbers of
+/// successive one bits. For r = 0, counts the zeros from bit number `begin` on.
 __device__ inline std::uint32_t zeros_before(const std::uint32_t* ones, std::uint32_t r, std::uint32_t begin) {
   return ones[r] - (r == 0 ? begin : ones[r - 1] + 1);
 }

@@ -14,39 +14,40 @@
 
 namespace sparsecast::cuda {
 
-/// Number of counts in a tile. Each count is of kScanned elements.
+/// Number of counts in a tile. Each count covers kScanned elements.
 inline constexpr std::uint32_t kTileCounts = kTileElems / kScanned;
-/// Number of successive counts that one thread adds up: its group.
+/// Number of successive counts that one thread adds up. They form the thread's group.
 inline constexpr std::uint32_t kGroupCounts = kTileCounts / kThreads;
 static_assert(kGroupCounts * kScanned <= 255);
 
-/// A change whose place is known but whose value is not decoded yet: the number of its entry in the block, and the key
-/// of its old word.
+/// A change whose position is known but whose value is not decoded yet: the number of its entry in the block, and the
+/// key of its old word.
 struct PlacedChange {
   std::uint32_t entry = 0;
   std::uint32_t key = 0;
 
-  /// Returns `entry` and `key` in one word. An entry number has at most 22 bits, as an element number in a section has.
+  /// Returns `entry` and `key` packed into one word. An entry number fits into 22 bits, because a section has at most
+  /// 2^22 elements.
   __device__ std::uint32_t pack() const { return entry << 8 | key; }
   __device__ static PlacedChange unpack(std::uint32_t word) { return {word >> 8, word & 0xFF}; }
 };
 
 struct PlacesShared {
-  /// Elements of each class in each kScanned elements of the tile, in 4 bits each: counts[0] for classes 0 to 7,
-  /// counts[1] for classes 8 to 15.
+  /// Number of elements of each class among each kScanned elements of the tile, in 4 bits for each class: counts[0] for
+  /// classes 0 to 7, counts[1] for classes 8 to 15.
   std::uint32_t counts[2][kTileCounts];
-  /// For each class and warp: elements of the class in the tile before the warp's range.
+  /// For each class and warp: the number of elements of the class in the tile before the warp's range.
   std::uint16_t warps_before[kMostClasses][kThreads / 32];
-  /// For each class and thread: elements of the class between the start of the range of the thread's warp and the
+  /// For each class and thread: the number of elements of the class between the start of the warp's range and the
   /// thread's group.
   std::uint16_t before[kMostClasses][kThreads];
-  std::uint32_t in_earlier_tiles[kMostClasses];  ///< Elements of each class in the tiles before the current one.
-  std::uint32_t in_tiles[kMostClasses];          ///< Elements of each class up to the current tile, inclusive.
-  /// Number of the first change of each class that is not placed yet: before, and after the current tile. The two lists
-  /// swap their roles after each tile.
+  /// Number of elements of each class in the tiles before the current one.
+  std::uint32_t in_earlier_tiles[kMostClasses];
+  std::uint32_t in_tiles[kMostClasses];  ///< Number of elements of each class up to the current tile, inclusive.
+  /// For each class: the number of its first change that is not placed yet. One of the two lists is for the state
+  /// before the current tile, the other for the state after it; they swap roles after each tile.
   std::uint32_t next[2][kMostClasses];
-  /// Number of changes in the earlier tiles, without and with the current tile. The two swap their roles after each
-  /// tile.
+  /// Number of changes that are placed, before and after the current tile. The two numbers swap roles after each tile.
   std::uint32_t placed[2];
 };
 
@@ -55,8 +56,9 @@ struct PlacesShared {
 template <class T, bool kManyClasses>
 class ChangePlacer {
  public:
-  /// Makes a placer for the block whose old words are `old`. `changes` holds the ranks of the block's changes; place()
-  /// replaces each by its packed PlacedChange. `positions` receives the positions of the block's entries.
+  /// Makes a placer for the block whose old words are `old`. On entry, `changes` holds the ranks of the block's
+  /// changes; place() replaces each rank by the packed PlacedChange. `positions` receives the positions of the block's
+  /// entries.
   __device__ ChangePlacer(const OldWords<T>& old, const ExponentField& field, const ContextHead& head,
                           std::uint32_t* changes, std::uint32_t* positions, PlacesShared& shared, ScanShared& scan)
       : old_(old),
@@ -68,8 +70,8 @@ class ChangePlacer {
         shared_(shared),
         scan_(scan) {}
 
-  /// Places all changes. Returns true to all threads if every change has a place and the block's words and positions
-  /// match its check sum.
+  /// Finds the positions of all changes. Returns true, to all threads, if every change has a position and the check sum
+  /// of the block's old words and positions is right.
   __device__ bool place() {
     if (threadIdx.x < kMostClasses) {
       shared_.in_tiles[threadIdx.x] = 0;
@@ -100,7 +102,7 @@ class ChangePlacer {
   static constexpr std::uint32_t kBytes = 0x00FF00FFU;
   /// Number of counts that a thread makes in a tile.
   static constexpr std::uint32_t kCounts = kTileCounts / kThreads;
-  /// Number of counts for which a thread loads the elements at once.
+  /// Number of counts whose elements a thread loads at once.
   static constexpr std::uint32_t kInFlight = sizeof(T) <= 2 ? 4 : sizeof(T) == 4 ? 2 : 1;
   using Scanned8 = ScannedWords<T>;
 
@@ -135,8 +137,8 @@ class ChangePlacer {
     if constexpr (kManyClasses) shared_.counts[1][number] = static_cast<std::uint32_t>(counts >> 32);
   }
 
-  /// Sets shared_.before from shared_.counts, and shared_.warps_before to the sums of the warps, which sum_warps() then
-  /// turns into prefix sums.
+  /// Sets shared_.before from shared_.counts, and sets shared_.warps_before to the total of each warp. sum_warps()
+  /// later turns these totals into prefix sums.
   __device__ void sum_groups() {
     const std::uint32_t lane = threadIdx.x % 32;
     SPARSECAST_UNROLL
@@ -173,7 +175,7 @@ class ChangePlacer {
   }
 
   /// Turns shared_.warps_before into prefix sums over the warps, and adds the totals of the tile to in_tiles. `turn` (0
-  /// or 1) says which half of `next` and `placed` is that before the tile.
+  /// or 1) is the index in `next` and `placed` of the state before the tile; the other index is for the state after it.
   __device__ void sum_warps(std::uint32_t turn) {
     if (threadIdx.x >= kClasses * kWarps) return;
     const std::uint32_t c = threadIdx.x / kWarps;
@@ -192,8 +194,8 @@ class ChangePlacer {
     if (c == 0) shared_.placed[turn ^ 1] = shared_.placed[turn];
   }
 
-  /// Finds which changes are in the tile: sets `next` and `placed` after the tile. Each warp takes one class after
-  /// another.
+  /// Finds which changes lie in the tile, and stores the state after the tile in `next` and `placed`. Each warp handles
+  /// one class after another.
   __device__ void find_changes(std::uint32_t turn) {
     for (std::uint32_t c = threadIdx.x / 32; c < head_.classes.count; c += kWarps) {
       const std::uint32_t begin = shared_.next[turn][c];
@@ -212,8 +214,8 @@ class ChangePlacer {
     }
   }
 
-  /// Places the changes of the tile that begins at element `first`, class by class; the changes are divided among the
-  /// threads.
+  /// Places the changes of the tile that begins at element `first`. Goes class by class, and divides the changes among
+  /// the threads.
   __device__ void deal(std::uint32_t first, std::uint32_t turn) {
     const std::uint32_t entries = shared_.placed[turn];
     const std::uint32_t count = shared_.placed[turn ^ 1] - entries;
@@ -230,8 +232,8 @@ class ChangePlacer {
     }
   }
 
-  /// Finds element number `rank` of class `c` in the tile that begins at element `first`. Stores its position as that
-  /// of entry `entry`, and the packed PlacedChange of change `i`.
+  /// Finds element number `rank` of class `c` in the tile that begins at element `first`. Stores the element's position
+  /// in entry number `entry`, and the packed PlacedChange in place of change number `i`.
   __device__ void place_one(std::uint32_t first, std::uint32_t c, std::uint32_t rank, std::uint32_t i,
                             std::uint32_t entry) {
     std::uint32_t warp = 0;

@@ -13,7 +13,7 @@ namespace sparsecast::cuda {
 /// Parameters of the position part of a `context` block. Changes are numbered in stored order: by class, and within a
 /// class by position.
 struct ContextHead {
-  /// Number of the first change of each class; begin[kMostClasses] is the number of changes.
+  /// For each class, the number of its first change; begin[kMostClasses] is the number of all changes.
   std::uint32_t begin[kMostClasses + 1];
   /// Rice parameter of each class.
   std::uint32_t rice[kMostClasses];
@@ -23,8 +23,8 @@ struct ContextHead {
   /// Check sum of the block's old words and positions.
   std::uint32_t check;
   ContextClasses classes;
-  /// For each class that has changes: the sum of the steps of all changes of the classes before it. The step of a
-  /// change is its gap plus one.
+  /// For each class that has changes: the sum of the steps of all changes of the earlier classes. The step of a change
+  /// is its gap plus one.
   std::uint64_t steps_before[kMostClasses];
 
   /// Returns the class of change number `i`.
@@ -35,17 +35,17 @@ struct ContextHead {
   }
 };
 
-/// Decodes the position part of a `context` block to the ranks of its changes.
+/// Decodes the position part of a `context` block to the ranks of the block's changes.
 class RankDecoder {
  public:
-  /// Makes a decoder of the ranks of `count` changes among `span` elements. decode() sets `head`, and records input
-  /// errors in `found`.
+  /// Makes a decoder of the ranks of `count` changes among `span` elements, from the payload of the block. decode()
+  /// sets `head`, and records input errors in `found`.
   __device__ RankDecoder(const BitString& payload, std::uint32_t span, std::uint32_t count, PositionsShared& shared,
                          ContextHead& head, FirstInputError& found)
       : payload_(payload), span_(span), count_(count), shared_(shared), head_(head), found_(found) {}
 
-  /// Writes the rank of each change to `ranks`. Returns the words after the position part. After an input error neither
-  /// is valid; found.any() tells all threads that there is one.
+  /// Writes the rank of each change to `ranks`. Returns the words of the payload after the position part. After an
+  /// input error, which found.any() reports to all threads, neither the ranks nor the returned words are valid.
   __device__ BitString decode(std::uint32_t* ranks) {
     // Each change takes at least two bits: its sign, and the one bit that ends its quotient.
     if (std::uint64_t{count_} * 2 > payload_.bits()) return refused(InputError::kOverrun);
@@ -72,8 +72,8 @@ class RankDecoder {
     return {};
   }
 
-  /// Reads the parameters of all classes into head_. Only the first warp calls it; lane l reads the parameters of class
-  /// l.
+  /// Reads the parameters of all classes into head_. Only the lanes of the first warp call it; lane l reads the
+  /// parameters of class l.
   __device__ void read_head() {
     const std::uint32_t lane = WarpThreads::rank();
     ContextClasses classes;
@@ -113,8 +113,8 @@ class RankDecoder {
     return payload_.get(head_.remainder_bit[c] + (i - head_.begin[c]) * head_.rice[c], head_.rice[c]);
   }
 
-  /// Completes the quotients, whose tails begin at bit number `tail_bit`, and replaces the codes in `ranks` by ranks,
-  /// which are the sums of a class's gaps.
+  /// Completes the quotients with their tails, which begin at bit number `tail_bit`, and replaces the codes in `ranks`
+  /// by ranks. The rank of a change is the sum of the steps (gap plus one) of its class up to this change, minus one.
   __device__ void add_up(std::uint32_t tail_bit, std::uint32_t* ranks) {
     std::uint64_t sum = 0;
     for (std::uint32_t first = 0; first < count_; first += kDecodeChunk) {

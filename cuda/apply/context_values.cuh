@@ -10,18 +10,19 @@
 
 namespace sparsecast::cuda {
 
-/// Decodes the coded words of a block.
+/// Decodes the value part of a `context` block to the coded words of its changes.
 template <class T>
 class ContextValueDecoder {
  public:
-  /// `values` is the value part of the block, with `count` changes. `changes` are their packed PlacedChanges, in stored
-  /// order. `words` receives the coded words of the block's entries. decode() records input errors in `found`.
+  /// Makes a decoder of `values`, the value part of a block with `count` changes. `changes` holds their packed
+  /// PlacedChanges, in stored order. `words` receives the coded words of the block's entries. decode() records input
+  /// errors in `found`.
   __device__ ContextValueDecoder(const BitString& values, std::uint32_t count, const std::uint32_t* changes, T* words,
                                  PositionsShared& shared, FirstInputError& found)
       : values_(values), count_(count), changes_(changes), words_(words), shared_(shared), found_(found) {}
 
-  /// Writes the coded words of all changes. `exception_rice` is the Rice parameter of the exceptions' gaps. The words
-  /// are valid unless found.any(), which tells all threads of an error.
+  /// Writes the coded words of all changes. `exception_rice` is the Rice parameter of the exceptions' gaps. After an
+  /// input error, which found.any() reports to all threads, the words are not valid.
   __device__ void decode(std::uint32_t exception_rice, ExceptionsShared& shared) {
     parameters_.rice_keys = values_.get(0, 9);
     parameters_.scale = values_.get(9, 9);
@@ -60,8 +61,8 @@ class ContextValueDecoder {
     found_.require(values_.padded_at(static_cast<std::uint32_t>(bits)), InputError::kPadding);
   }
 
-  /// Sets each word to the bits that are stored below its quotient, or to 0 if it has no quotient. Returns the number
-  /// of the bit after all these bits. Sets `rice_changes` to the number of quotients.
+  /// Sets each word to the bits that are stored below its quotient, or to 0 if it has no quotient. Returns the bit
+  /// number after all these bits. Sets `rice_changes` to the number of quotients.
   __device__ std::uint64_t read_lows(std::uint32_t& rice_changes) {
     std::uint64_t at = kSigns + std::uint64_t{count_};
     rice_changes = 0;
@@ -93,8 +94,8 @@ class ContextValueDecoder {
     return at;
   }
 
-  /// Adds the quotients to the words and turns the words, which are then magnitudes, into coded words. The quotients
-  /// begin at bit number `at`, their tails at bit number `tail_bit`.
+  /// Adds the quotients to the words, which then are magnitudes, and turns the magnitudes into coded words. The
+  /// quotients begin at bit number `at`, their tails at bit number `tail_bit`.
   __device__ void add_quotients(std::uint32_t at, std::uint32_t tail_bit) {
     for (std::uint32_t first = 0; first < count_; first += kDecodeChunk) {
       const std::uint32_t own = first + threadIdx.x * kEachDecoded;

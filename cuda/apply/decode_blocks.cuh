@@ -10,19 +10,19 @@
 
 namespace sparsecast::cuda {
 
-/// Returns the number of coded words in the block: with `dense` positions, that of its elements, otherwise that of its
-/// changes.
+/// Returns the number of coded words in the block: the number of its elements if its positions are `dense`, otherwise
+/// the number of its changes.
 __device__ inline std::uint32_t coded_words(const ReceivedBlock& block) {
   return Coding::unpack(block.coding).positions == PositionCodec::kDense ? block.span : block.changed;
 }
 
-/// Returns the value codec of the block, which is that of its delta.
+/// Returns the codec of the block's values, which is the same for all blocks of a delta.
 __device__ inline ValueCodec values_of(const ReceivedBlock& block) { return Coding::unpack(block.coding).values; }
 
-/// Decodes a block chunk by chunk, and calls sink(first, entries) for each chunk. Entries [0, entries) of
-/// shared.positions and shared.coded then hold changes [first, first + entries). If any thread finds an input error in
-/// a chunk, stops before calling `sink` for that chunk. Returns the error that this thread has found. The caller may
-/// reuse `shared` after its next barrier.
+/// Decodes a block chunk by chunk, and calls sink(first, entries) for each chunk, when entries [0, entries) of
+/// shared.positions and shared.coded hold changes [first, first + entries). Stops before the call for a chunk in which
+/// any thread finds an input error. Returns the error that this thread has found. The caller may reuse `shared` after
+/// its next barrier.
 template <class T, class Sink>
 __device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& shared, const Sink& sink) {
   if (block.payload_words > kMostPayloadWords) return InputError::kLength;
@@ -47,15 +47,15 @@ __device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& 
   return found.input_error;
 }
 
-/// Returns the address of the first coded word of the block's entries.
+/// Returns the address of the coded word of the block's first entry.
 template <class T>
 __device__ T* entry_words(const Received& received, const ReceivedBlock& block) {
   return in_global(reinterpret_cast<T*>(received.entry_words + block.first_change * received.entry_word_bytes));
 }
 
-/// Decodes a block and calls sink(block, first, entries) for each chunk, as decode_block does. Before, calls
-/// enter(block), while `shared` is free for other uses. Does nothing for a block whose elements do not have the size of
-/// T, or that has `context` positions. Records an input error in `error_word`, a word of the control.
+/// Decodes a block and calls sink(block, first, entries) for each chunk, as decode_block() does. First calls
+/// enter(block), which may use `shared` for other purposes. Does nothing for a block whose elements do not have the
+/// size of T, or that has `context` positions. Records an input error in `error_word`, a word of the control.
 template <class T, class Enter, class Sink>
 __device__ void decode_one(const Received& received, const ReceivedBlock& block, DecodeShared<T>& shared,
                            std::uint64_t* error_word, const Enter& enter, const Sink& sink) {
@@ -70,9 +70,9 @@ __device__ void decode_one(const Received& received, const ReceivedBlock& block,
   __syncthreads();
 }
 
-/// Calls sink(block, positions, words, entries) for the changes of the validated blocks [at, end), chunk by chunk;
-/// blocks whose elements do not have the size of T are left out. Decodes each block, or takes its entries if it has
-/// `context` positions. Of the blocks, CTA n takes the n-th and then every gridDim.x-th.
+/// Calls sink(block, positions, words, entries) for the changes of the validated blocks [at, end), chunk by chunk.
+/// Skips blocks whose elements do not have the size of T. Decodes each block, except that it uses the stored entries of
+/// a block with `context` positions. CTA n takes block n of the range and every gridDim.x-th block after it.
 template <class T, class Sink>
 __device__ void decode_range(const Received& received, const ReceivedBlock* at, const ReceivedBlock* end,
                              DecodeShared<T>& shared, const Sink& sink) {
@@ -89,7 +89,7 @@ __device__ void decode_range(const Received& received, const ReceivedBlock* at, 
   }
 }
 
-/// Calls decode_one() for the blocks in received.cta_blocks, which a whole CTA decodes.
+/// Calls decode_one() for the blocks that are listed in received.cta_blocks; a whole CTA decodes each of them.
 template <class T, class Enter, class Sink>
 __device__ void decode_listed(const Received& received, DecodeShared<T>& shared, std::uint64_t* error_word,
                               const Enter& enter, const Sink& sink) {
@@ -105,7 +105,7 @@ __device__ T& live_element(const Received& received, const LiveTensor& tensor, s
   return reinterpret_cast<T*>(tensor.data)[place_of(view_at(received.views, tensor.view), index)];
 }
 
-/// Returns the index at which the element with row-major index `index` counts in the digest.
+/// Returns the index that the digest uses for the element with row-major index `index`.
 __device__ inline std::uint64_t digest_index(const Received& received, const LiveTensor& tensor, std::uint64_t index) {
   return digest_place(view_at(received.views, tensor.digest_view), index);
 }

@@ -19,7 +19,7 @@ struct ContextShared : PositionsShared, ExceptionsShared {
   PlacesShared places;
 };
 
-/// Returns where the old words of the block are in the live tensor.
+/// Returns the location of the block's old words in the live tensor.
 template <class T>
 __device__ OldWords<T> old_words_of(const Received& received, const ReceivedBlock& block) {
   const LiveTensor& tensor = received.tensors[block.tensor];

@@ -9,12 +9,12 @@
 
 namespace sparsecast::cuda {
 
-/// The exceptions of a block that are not decoded yet. Blocks whose magnitudes have lengths (Coding::lengths) use only
-/// high_bit. The cursor is in shared memory to save registers, as PositionCursor is.
+/// State of the decoding of a block's exceptions. Blocks whose magnitudes have lengths (Coding::lengths) use only
+/// high_bit. The state is in shared memory to save registers, like PositionCursor.
 struct ExceptionCursor {
-  /// Number of these exceptions.
+  /// Number of exceptions that are not decoded yet.
   std::uint32_t left;
-  /// Bit number, in the values, of the remainder of the next exception's gap.
+  /// Bit number, in the value part, of the remainder of the next exception's gap.
   std::uint32_t remainder_bit;
   /// Bit number of the quotient of the next exception's gap.
   std::uint32_t gap_bit;
@@ -22,7 +22,7 @@ struct ExceptionCursor {
   std::uint32_t width_bit;
   /// Bit number of the next exception's high part.
   std::uint32_t high_bit;
-  std::uint32_t next;  ///< Lowest index of a change that the next exception may have.
+  std::uint32_t next;  ///< Lowest change index that the next exception may have.
 };
 
 struct ExceptionsShared {
@@ -33,9 +33,9 @@ struct ExceptionsShared {
 
 /// Parameters of the exceptions of one block.
 struct ExceptionFormat {
-  std::uint32_t count;     ///< Number of changes of the block.
+  std::uint32_t count;     ///< Number of changes in the block.
   std::uint32_t gap_rice;  ///< Rice parameter of the gaps, `ke` of the block's coding.
-  /// Bound of the number of bits of an exception below its highest one bit, which is less than this.
+  /// Upper limit, which is not reached, of the number of bits of an exception below its highest one bit.
   std::uint32_t high_bits;
 };
 
@@ -46,8 +46,8 @@ class ExceptionDecoder {
                               ScanShared& scan, FirstInputError& found)
       : format_(format), values_(values), shared_(shared), scan_(scan), found_(found) {}
 
-  /// Finds and checks the exceptions, whose number is stored first, at bit number `begin`. Returns the bit number after
-  /// the last exception, or 0 after an input error. Must come before read().
+  /// Finds and checks the exceptions. They begin, with their number, at bit number `begin`. Returns the bit number
+  /// after the last exception, or 0 after an input error. Must be called before read().
   __device__ std::uint64_t locate(std::uint64_t begin) {
     if (begin > values_.bits()) return refused(InputError::kOverrun);
     // All threads read the number of exceptions, each for itself.
@@ -70,8 +70,9 @@ class ExceptionDecoder {
     return locate_widths(cursor);
   }
 
-  /// Calls put(index, high) for each exception with an index below `end` that no earlier call of read() has taken;
-  /// `high` is the number that the exception stores. One thread makes each call, after a barrier.
+  /// Calls put(index, high) for each exception with an index below `end` that no earlier read() has taken. `index` is
+  /// the index of its change, and `high` the number that the exception stores. A barrier precedes the calls; each call
+  /// is made by one thread.
   template <class Put>
   __device__ void read(std::uint32_t end, const Put& put) {
     ExceptionCursor at = shared_.exceptions;
@@ -110,7 +111,7 @@ class ExceptionDecoder {
     return 0;
   }
 
-  /// Walks over the gaps, which must stay within the block, then over the widths, and stores the completed cursor in
+  /// Walks over the gaps, which must stay within the block, then over the widths, and stores the complete state in
   /// shared memory. Returns the bit number after the high parts, or 0 after an input error.
   __device__ std::uint64_t locate_widths(ExceptionCursor& cursor) {
     std::uint32_t at = cursor.gap_bit;

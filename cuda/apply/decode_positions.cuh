@@ -17,8 +17,9 @@ inline constexpr std::uint32_t kEachDecoded = 4;
 /// Number of changes that all threads of a CTA decode together: a chunk.
 inline constexpr std::uint32_t kDecodeChunk = kEachDecoded * kThreads;
 
-/// State from which the next chunk continues, the same for all threads. It is in shared memory because registers limit
-/// the number of resident CTAs. Thread 0 updates it after a barrier that follows the reads of all threads.
+/// State from which the decoding of the next chunk continues, the same for all threads. It is in shared memory because
+/// registers limit the number of resident CTAs. Thread 0 updates it after a barrier that follows the reads of all
+/// threads.
 struct PositionCursor {
   /// Only for packed and bitmap: bit number of the next change's quotient (packed), or of the next element (bitmap).
   std::uint32_t ones_bit;
@@ -32,14 +33,14 @@ struct PositionsShared {
   std::uint32_t positions[kDecodeChunk];
 };
 
-/// Where the two parts of quotient codes end: the unary part, and the tails that follow it.
+/// Bit numbers at which the two parts of quotient codes end: the unary part, and the tails that follow it.
 struct QuotientsEnd {
-  std::uint32_t tails = 0;  ///< Bit number of the first tail, which is that after the last one bit.
+  std::uint32_t tails = 0;  ///< Bit number of the first tail: the bit after the last one bit of the unary part.
   std::uint64_t end = 0;    ///< Bit number after the last tail; 0 if the string ends before the last one bit.
 };
 
-/// Walks over the codes of `count` quotients from bit number `at` on, each with at most `most_zeros` zeros. Calls
-/// visit(i, zeros) for quotient number i, in any thread. Leaves the bit numbers of the last chunk's one bits in
+/// Walks over the codes of `count` quotients from bit number `at` on, each with at most `most_zeros` zeros. One thread
+/// calls visit(i, zeros) for each quotient number i. Leaves the bit numbers of the last chunk's one bits in
 /// shared.positions. Records input errors in `found`.
 template <class Visit>
 __device__ QuotientsEnd walk_quotients(const BitString& bits, std::uint32_t at, std::uint32_t count,
@@ -75,8 +76,8 @@ class PositionDecoder {
                              PositionsShared& shared, FirstInputError& found)
       : shared_(shared), found_(found), payload_(payload), coding_(coding), span_(span), count_(count) {}
 
-  /// Finds the end of the position part. Returns the words after it, or none if the part is not valid. Must come before
-  /// read().
+  /// Finds the end of the position part. Returns the words of the payload after it, or an empty string after an input
+  /// error. Must be called before read().
   __device__ BitString locate() {
     switch (codec()) {
       case PositionCodec::kIndex32:
@@ -120,8 +121,8 @@ class PositionDecoder {
   __device__ std::uint32_t rice() const { return Coding::unpack(coding_).kp; }
   __device__ std::uint32_t gap_bits() const { return rice() != 0 ? 32 : 16; }
 
-  /// Returns the words after a position part of `bits` bits, which are those of the values. Records an input error if
-  /// the payload is shorter or the padding is not zero.
+  /// Returns the words of the payload after a position part of `bits` bits; they hold the values. Records an input
+  /// error if the payload is shorter or the padding is not zero.
   __device__ BitString end(std::uint64_t bits) {
     const std::uint64_t words = (bits + 31) / 32;
     if (words > payload_.count) return refused(InputError::kOverrun);
@@ -169,8 +170,8 @@ class PositionDecoder {
     }
   }
 
-  /// Does the work of read() for gap16 and packed. Each thread takes consecutive entries, so that one scan sums all
-  /// gaps.
+  /// Does the work of read() for gap16 and packed positions. Each thread takes consecutive entries, so that one scan
+  /// sums all gaps.
   __device__ void read_gaps(std::uint32_t first, std::uint32_t entries) {
     const std::uint32_t begin = first == 0 ? 0 : cursor().next;
     const std::uint32_t own = threadIdx.x * kEachDecoded;

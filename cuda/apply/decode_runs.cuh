@@ -14,22 +14,23 @@
 
 namespace sparsecast::cuda {
 
-/// Largest number of payload words of a block that a warp decodes.
+/// Largest payload, in words, of a block that a single warp decodes.
 inline constexpr std::uint32_t kRunPayloadWords = 512;
-/// Largest number of changes of a block that a warp decodes. A lane has at most 31 changes, whose signs it reads
+/// Largest number of changes of a block that a single warp decodes. A lane has at most 31 changes, whose signs it reads
 /// together.
 inline constexpr std::uint32_t kRunDecoded = 31 * 32;
-/// Largest number of exceptions of a block that a warp decodes.
+/// Largest number of exceptions of a block that a single warp decodes.
 inline constexpr std::uint32_t kRunExceptions = 256;
 
-/// Returns whether a warp decodes the block, because of its coding and its size. If not, a whole CTA does.
+/// Returns whether the block's coding and size let a single warp decode it. A whole CTA decodes the other blocks.
 __device__ inline bool warp_decodes(const ReceivedBlock& block) {
   const Coding coding = Coding::unpack(block.coding);
   return coding.positions == PositionCodec::kPacked && coding.kv == 0 && !coding.lengths &&
          block.changed <= kRunDecoded && block.payload_words <= kRunPayloadWords;
 }
 
-/// Shared memory of a warp: the copy of a payload, the decoded changes, and bit numbers of one bits of the exceptions.
+/// Shared memory of a warp: the copy of a payload, the decoded changes, and the bit numbers of the one bits in the
+/// codes of the exceptions.
 template <class T>
 struct RunDecoded {
   // Reading a field at the end of the payload may also read the word after it.
@@ -59,12 +60,13 @@ struct RunBits {
     }
     return value;
   }
-  /// Returns whether the bits from `bit` (inside the string or at its end) to the end of its word are zero.
+  /// Returns whether the bits from bit number `bit` (inside the string or at its end) to the end of its 32-bit word are
+  /// zero.
   __device__ bool padded_at(std::uint32_t bit) const { return bit % 32 == 0 || words[bit / 32] >> bit % 32 == 0; }
 };
 
 /// Finds the next `wanted` one bits, from bit number `from` on, and writes their bit numbers to `ones`. Returns whether
-/// there are that many.
+/// the string has enough of them.
 __device__ inline bool find_run_ones(const RunBits& bits, std::uint32_t from, std::uint32_t wanted,
                                      std::uint32_t* ones) {
   std::uint32_t found = 0;
@@ -83,9 +85,10 @@ __device__ inline bool find_run_ones(const RunBits& bits, std::uint32_t from, st
   return found >= wanted;
 }
 
-/// Decodes the packed positions of `count` changes and returns whether they are valid. Writes, for each change, its
-/// distance from the first entry of its lane to `positions`; the position is that distance plus `origin`, which is set
-/// for each lane. Sets `values` to the words after the position part.
+/// Decodes the packed positions of `count` changes among `span` elements, with Rice parameter `kp`, and returns whether
+/// they are valid. Writes to `positions`, for each change, the sum of the steps (gap plus one) of its lane's changes up
+/// to this one. The position is this sum plus the lane's `origin`, which it sets. Sets `values` to the words of the
+/// payload after the position part.
 __device__ inline bool decode_run_positions(const RunBits& payload, std::uint32_t count, std::uint32_t span,
                                             std::uint32_t kp, std::uint32_t* positions, RunBits& values,
                                             std::uint32_t& origin) {
@@ -136,9 +139,10 @@ __device__ inline bool decode_run_positions(const RunBits& payload, std::uint32_
   return true;
 }
 
-/// Decodes the exceptions of a block with `ulp` words, from bit number `at` of the values on, and writes their words to
-/// run.coded, where all words have magnitude 0 before. Returns whether the exceptions are valid and the values end with
-/// them. The lanes may have written run.coded just before, because find_run_ones() ends with a barrier.
+/// Decodes the exceptions of a block with `ulp` words and `count` changes, from bit number `at` of the value part on,
+/// and writes their words to run.coded, where all words must have magnitude 0. `ke` is the Rice parameter of the gaps.
+/// Returns whether the exceptions are valid and the value part ends with them. The lanes may have written run.coded
+/// just before, because find_run_ones() ends with a barrier.
 template <class T>
 __device__ bool decode_run_exceptions(const RunBits& values, std::uint32_t at, std::uint32_t count, std::uint32_t ke,
                                       RunDecoded<T>& run) {
@@ -188,8 +192,8 @@ __device__ bool decode_run_exceptions(const RunBits& values, std::uint32_t at, s
   return (end + 31) / 32 == values.count && values.padded_at(end);
 }
 
-/// Decodes the payload of a block from its copy in run.payload to run.positions and run.coded. Returns whether it is
-/// valid.
+/// Decodes the payload of a block from its copy in run.payload to run.positions and run.coded. Returns whether the
+/// payload is valid.
 template <class T>
 __device__ bool decode_copied(const ReceivedBlock& block, RunDecoded<T>& run) {
   constexpr std::uint32_t kWidth = 8 * sizeof(T);
@@ -219,7 +223,7 @@ __device__ bool decode_copied(const ReceivedBlock& block, RunDecoded<T>& run) {
   return decode_run_exceptions(values, count, count, coding.ke, run);
 }
 
-/// Decodes a block that warp_decodes() accepts to run.positions and run.coded. Returns to all lanes whether the block
+/// Decodes a block that warp_decodes() accepts, to run.positions and run.coded. Returns to all lanes whether the block
 /// is valid. No barrier is needed between the use of the decoded changes and the next call.
 template <class T>
 __device__ bool decode_run(const ReceivedBlock& block, RunDecoded<T>& run) {

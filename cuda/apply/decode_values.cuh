@@ -19,13 +19,14 @@ class ValueDecoder {
  public:
   static constexpr std::uint32_t kWidth = 8 * sizeof(T);
 
-  /// Makes a decoder of the words of `count` changes with the packed Coding `coding`. `coding` stays packed, because
-  /// unpacking a field again is cheaper than keeping it in a register. The decoder records input errors in `found`.
+  /// Makes a decoder of the coded words of `count` changes with the packed Coding `coding`. `coding` stays packed,
+  /// because unpacking a field again is cheaper than keeping it in a register. The decoder records input errors in
+  /// `found`.
   __device__ ValueDecoder(std::uint32_t coding, std::uint32_t count, DecodeShared<T>& shared, FirstInputError& found)
       : shared_(shared), found_(found), coding_(coding), count_(count) {}
 
-  /// Takes `values`, the payload after the positions, and checks that it has the length and the padding that the coding
-  /// gives it. Must come before read().
+  /// Takes `values`, the words of the payload after the positions, and checks that they have the length and the padding
+  /// that the coding requires. Must be called before read().
   __device__ void locate(const BitString& values) {
     values_ = values;
     if (whole_words()) {
@@ -92,7 +93,8 @@ class ValueDecoder {
     return values_.get_long(count_ + i * kept_bits(), kept_bits());
   }
 
-  /// Returns the coded word of change i. Records an input error if the magnitude does not fit.
+  /// Returns the coded word of change number i. Records an input error if the magnitude is too large for the element
+  /// type.
   __device__ T code(std::uint64_t magnitude, std::uint32_t i) {
     constexpr std::uint64_t kHalf = std::uint64_t{1} << (kWidth - 1);
     const bool negative = values_.get(i, 1) != 0;

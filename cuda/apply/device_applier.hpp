@@ -21,7 +21,7 @@
 
 namespace sparsecast::cuda {
 
-/// For which staged deltas apply() keeps the bits that it replaces, which restore() needs.
+/// Kind of staged deltas for which apply() keeps the bits that it replaces. restore() needs these bits.
 enum class KeepReplaced : std::uint8_t {
   kNone,
   kRaw,  ///< Only for deltas with `raw` words, which have no inverse.
@@ -30,55 +30,58 @@ enum class KeepReplaced : std::uint8_t {
 
 struct DeviceApplierOptions {
   KeepReplaced keep_replaced = KeepReplaced::kNone;
-  /// Largest number of bytes of device memory for decoded changes, as DeviceOptions::entry_bytes.
+  /// Largest number of bytes of device memory for decoded changes. Unset: a sixteenth of the bytes of the tensors
+  /// (DeviceOptions::entry_bytes).
   std::optional<std::uint64_t> entry_bytes = {};
-  /// Time limit of one wait for the device.
+  /// Longest time that one wait for the device may take; a longer wait throws Error{kTimeout}.
   std::chrono::milliseconds deadline{60'000};
   /// Called after each enqueued step with its name ("inspect", "directories", "validate", "apply", "digest"), and with
-  /// "" before a step that follows work of the host. Benchmarks record an event there.
+  /// "" where the timing of a step begins, which leaves out preceding work of the host. Benchmarks record an event
+  /// there.
   std::function<void(const char* step)> after_step = nullptr;
 };
 
-/// The FRAME records of the delta of one stream, in order of their sequence numbers. The caller owns all that it refers
-/// to.
+/// The FRAME records of one stream's delta, ordered by sequence number. The caller owns the header and the records.
 struct StreamFrames {
-  /// Number of the stream in the joined tables.
+  /// Index of the stream in the joined tables.
   std::size_t stream = 0;
   const DeltaHeader* header = nullptr;
   std::span<const DeviceRecord> frames;
 };
 
-/// Decodes deltas of streams into the memory of their tensors; launches, waits and copies are the same for any number
-/// of streams. Allocates on construction, and later only for deltas larger than any before. Not thread-safe; the
-/// streams of successive calls must be the same or ordered. Throws Error{kUnsupported} if the device or its memory does
-/// not suffice, {kUsage} for arguments that do not fit together, {kTimeout} at the deadline, and {kDevice} for other
-/// failures of the device.
+/// Decodes deltas of streams into the memory of their tensors. Launches, waits and copies are the same for any number
+/// of streams. Allocates on construction, and later only for deltas larger than any before. Not thread-safe. Successive
+/// calls must use the same CUDA stream, or streams whose work is ordered. Throws Error{kUnsupported} if the device or
+/// its memory does not suffice, {kUsage} for arguments that do not fit together, {kTimeout} at the deadline, and
+/// {kDevice} for other failures of the device.
 class DeviceApplier {
  public:
-  /// `tensors` are the live tensors, to which deltas are applied, in the order of the joined table.
+  /// Makes an applier for the live tensors `tensors`, to which deltas are applied; they are in the order of the joined
+  /// table.
   DeviceApplier(JoinedTables tables, const std::vector<TensorRef>& tensors, const DeviceApplierOptions& options = {});
   DeviceApplier(DeviceApplier&&) noexcept;
   ~DeviceApplier();
 
   /// Verifies all FRAME records of the deltas (at most one delta per stream): checksums, fields, directories, and every
   /// block. Waits for the device twice. Writes nothing to the tensors. The records must not change until their last
-  /// use; two streams may share them. Throws Error{kCorrupt} or {kForeignStream} as the CPU does, and {kUnsupported}
-  /// for a body compressed with zstd.
+  /// use; two streams may share them. Throws Error{kCorrupt} or {kForeignStream} for the same records as the CPU's
+  /// FrameReader, and {kUnsupported} for a body compressed with zstd.
   void stage(std::span<const StreamFrames> deltas, CUstream_st* stream);
   /// Does the same as stage() above for an applier of one stream.
   void stage(const DeltaHeader& header, std::span<const DeviceRecord> frames, CUstream_st* stream);
-  /// Returns the headers of the staged frames, delta after delta; the caller compares them with the COMMITs.
+  /// Returns the headers of the staged frames, delta after delta. The caller must compare them with the COMMIT records.
   const std::vector<FrameHeader>& frames() const noexcept;
 
   /// Enqueues writing the staged deltas to the tensors, with one launch for each element size, and returns without
   /// waiting. Direction::kInverse needs `xor` or `ulp` words; throws Error{kUsage} for other words.
   void apply(Direction direction, CUstream_st* stream);
   /// Enqueues writing back the bits that the last apply(), in either direction, has replaced. Throws Error{kUsage} if
-  /// no replaced bits are kept.
+  /// the replaced bits were not kept.
   void restore(CUstream_st* stream);
-  /// Enqueues undoing the last apply(kForward): from the replaced bits if they are kept, otherwise by the inverse.
+  /// Enqueues undoing the last apply(kForward): from the replaced bits if they are kept, otherwise by applying the
+  /// inverse of the changes.
   void roll_back(CUstream_st* stream);
-  /// Waits for the last apply() or restore(). Returns, for each tensor, by how much its digest has changed. Throws
+  /// Waits for the last apply() or restore(). Returns, for each tensor, the change of its digest. Throws
   /// Error{kCorrupt} if a staged frame has changed since stage().
   std::vector<StateDigest> digest_changes();
 
@@ -100,8 +103,8 @@ class DeviceApplier {
   /// they apply; stage() and digests() check the tensors that they read.
   void require_mapped() const;
 
-  /// Reads tensors [first, first + count) in full and waits. Returns, for each of these tensors, its term of the sum in
-  /// digest_tensors.
+  /// Reads tensors [first, first + count) in full and waits. Returns the digest of each of these tensors, as
+  /// digest_tensors() does for tensors of the host.
   std::vector<StateDigest> digests(std::size_t first, std::size_t count, CUstream_st* stream);
 
  private:

@@ -32,8 +32,8 @@ struct LongSum {
   }
 };
 
-/// Sum of the digests of one thread's elements. The 32-bit parts of the products are summed separately; total()
-/// combines them, with their carries, to the sum.
+/// Sum of the digests of one thread's elements. The products of 32-bit halves are summed separately, with their
+/// carries; total() combines the partial sums.
 struct DigestHalves {
   LongSum low;
   LongSum middle;
@@ -60,8 +60,8 @@ struct DigestHalves {
   }
 };
 
-/// Adds the digest of the elements of one 16-byte vector to `sum`. `counter` is the digest counter of the first of
-/// them; `key_hi` is that of the tensor.
+/// Adds the digest of the elements of one 16-byte vector to `sum`. `counter` is the digest counter of the vector's
+/// first element; `key_hi` is the upper half of the tensor's digest key.
 template <class T>
 __device__ void digest_vector(const uint4& vector, std::uint64_t counter, std::uint64_t key_hi, DigestHalves& sum) {
   const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
@@ -79,8 +79,8 @@ __device__ void digest_vector(const uint4& vector, std::uint64_t counter, std::u
   }
 }
 
-/// Adds the digest of `vectors` vectors of 16 bytes, from element `begin` of a contiguous tensor on, to the sums of the
-/// threads of the CTA.
+/// Adds the digest of `vectors` vectors of 16 bytes, from element `begin` of a contiguous tensor on. The threads of the
+/// CTA share the vectors; each adds its part to its own `sum`.
 template <class T>
 __device__ void digest_vectors(const LiveTensor& tensor, std::uint64_t begin, std::uint32_t vectors,
                                DigestHalves& sum) {
@@ -106,8 +106,8 @@ __device__ void digest_vectors(const LiveTensor& tensor, std::uint64_t begin, st
   }
 }
 
-/// Adds the digest of elements [begin, end) of a tensor to the sums of the threads of the CTA. `begin` is the first
-/// element of a tile.
+/// Adds the digest of elements [begin, end) of a tensor. The threads of the CTA share the elements; each adds its part
+/// to its own `sum`. `begin` must be the first element of a tile.
 template <class T>
 __device__ void digest_elements(const Received& received, const LiveTensor& tensor, std::uint64_t begin,
                                 std::uint64_t end, DigestHalves& sum) {
@@ -134,11 +134,11 @@ __device__ void digest_elements(const Received& received, const LiveTensor& tens
   }
 }
 
-/// Number of tiles of a section that a CTA sums at a time: a slice.
+/// Number of tiles in a slice, the part of a section that a CTA sums at a time.
 inline constexpr std::uint32_t kDigestTiles = 16;
 
-/// Reads each tensor in full and adds its digest to `sums`: two words (low, high) for each tensor, zero before the
-/// launch.
+/// Reads each tensor in full and adds its digest to `sums`, which has two words (low, high) for each tensor. They must
+/// be zero before the launch.
 static __global__ void __launch_bounds__(kThreads)
     digest_live(Received received, const SectionEntry* sections, std::uint32_t section_count, std::uint64_t* sums) {
   SPARSECAST_SHARED(InspectShared, shared);

@@ -13,15 +13,15 @@
 
 namespace sparsecast::cuda {
 
-/// Size of a slice: the number of 8-byte words of a frame that a CTA sums at a time.
+/// Number of 8-byte words in a slice, the part of a frame that a CTA sums at a time.
 inline constexpr std::uint32_t kInspectWords = 8192;
 
 struct InspectShared {
   CtaDigest::TempStorage digest;
 };
 
-/// Copies the header of each frame, and adds the sum of the words after it, to received.inspections. `slices` is the
-/// number of slices of kInspectWords words in the longest frame.
+/// Copies the header of each frame to received.inspections, and adds the sum of the words after the header there.
+/// `slices` is the number of slices of kInspectWords words in the longest frame.
 static __global__ void __launch_bounds__(kThreads) inspect_frames(Received received, std::uint32_t slices) {
   SPARSECAST_SHARED(InspectShared, shared);
   const std::uint64_t all = std::uint64_t{received.frame_count} * slices;
@@ -51,7 +51,7 @@ struct DirectoryShared {
   ScanShared scan;
 };
 
-/// Checks the groups of a frame, and stores for each group the number of its first block in received.group_begins.
+/// Checks the groups of a frame, and stores the number of each group's first block in received.group_begins.
 /// `tensor_count` is the number of tensors of the frame's stream. Returns false to all threads if a rule is broken.
 __device__ inline bool read_groups(const Received& received, const ReceivedFrame& frame, std::uint32_t tensor_count,
                                    DirectoryShared& shared) {
@@ -73,8 +73,8 @@ __device__ inline bool read_groups(const Received& received, const ReceivedFrame
   return __syncthreads_or(holds && before == frame.blocks ? 0 : 1) == 0;
 }
 
-/// Returns the number of the group to which block b of a frame belongs. `begins` holds the number of the first block of
-/// each of `groups` groups, ascending.
+/// Returns the number of the group to which block number `b` of a frame belongs. `begins` holds the number of the first
+/// block of each of the `groups` groups, ascending.
 __device__ inline std::uint32_t group_of(const std::uint32_t* begins, std::uint32_t groups, std::uint32_t b) {
   std::uint32_t low = 0;
   std::uint32_t high = groups - 1;
@@ -89,15 +89,15 @@ __device__ inline std::uint32_t group_of(const std::uint32_t* begins, std::uint3
   return low;
 }
 
-/// Appends `number`, the number of `block`, to received.cta_blocks, the list of blocks that a whole CTA decodes, and
-/// sets block.for_cta. A single warp decodes each block that is not in the list.
+/// Sets block.for_cta and appends `number`, the number of `block`, to received.cta_blocks, the list of blocks that a
+/// whole CTA decodes. A single warp decodes each block that is not in this list.
 __device__ inline void list_for_cta(const Received& received, std::uint32_t number, ReceivedBlock& block) {
   block.for_cta = true;
   received.cta_blocks[atomicAdd(&received.control->cta_blocks, 1U)] = number;
 }
 
-/// Checks one block entry by itself, and sets the fields of `block` that do not depend on other entries. `entry` are
-/// the four words of the entry. Returns kNone, kExtent or kCoding.
+/// Checks one block entry by itself, and sets the fields of `block` that do not depend on other entries. `entry` points
+/// to the four words of the entry. Returns kNone, kExtent or kCoding.
 __device__ inline InputError read_entry(const std::uint32_t* entry, const LiveTensor& tensor,
                                         const ReceivedStream& stream, ReceivedBlock& block) {
   const std::uint32_t tiles = (entry[1] >> 24) + 1;
@@ -116,8 +116,9 @@ __device__ inline InputError read_entry(const std::uint32_t* entry, const LiveTe
   return possible ? InputError::kNone : InputError::kCoding;
 }
 
-/// Returns whether a frame whose first block is in tensor `tensor` of its stream, at tile `first_tile`, lies after the
-/// last block of the frame `before`. The result is only meaningful if the counts in the header of `before` are right.
+/// Returns whether a frame lies after the last block of the frame `before`; the first block of the frame is in tensor
+/// `tensor` of its stream, at tile `first_tile`. The result is meaningful only if the counts in the header of `before`
+/// are right.
 __device__ inline bool follows_frame(const ReceivedFrame& before, std::uint32_t tensor, std::uint32_t first_tile) {
   const auto* body = reinterpret_cast<const std::uint32_t*>(before.record + kFrameHeaderBytes);
   const std::uint32_t last_tensor = body[2 * (before.groups - 1)];
@@ -125,8 +126,8 @@ __device__ inline bool follows_frame(const ReceivedFrame& before, std::uint32_t 
   return tensor > last_tensor || (tensor == last_tensor && run_follows(first_tile, last[0], (last[1] >> 24) + 1));
 }
 
-/// Checks the directory of frame number f and stores its blocks in received.blocks, and the bytes of its undo record in
-/// received.frame_undo. Records an error in control->directory_input_error.
+/// Checks the directory of frame number `f`. Stores its blocks in received.blocks, and the size in bytes of its undo
+/// record in received.frame_undo. Records an error in control->directory_input_error.
 __device__ inline void read_directory(const Received& received, std::uint32_t f, DirectoryShared& shared) {
   const ReceivedFrame frame = received.frames[f];
   const ReceivedStream stream = received.streams[frame.stream];
@@ -196,8 +197,8 @@ static __global__ void __launch_bounds__(kThreads) read_directories(Received rec
   for (std::uint32_t f = blockIdx.x; f < received.frame_count; f += gridDim.x) read_directory(received, f, shared);
 }
 
-/// Replaces the bytes of each frame's undo record by the offset of that record, and sets control->undo_bytes. Runs as
-/// one CTA.
+/// Replaces each frame's size in received.frame_undo by the offset of the frame's undo record, both in bytes, and sets
+/// control->undo_bytes to the size of all undo records. Runs as one CTA.
 static __global__ void __launch_bounds__(kThreads) place_undo(Received received) {
   SPARSECAST_SHARED(DirectoryShared, shared);
   if (received.control->directory_input_error != kNoInputError) return;

@@ -9,24 +9,24 @@
 
 namespace sparsecast::cuda {
 
-/// First input error that this thread has found; other threads may have found another.
+/// The first input error that this thread has found; another thread may have found another error.
 struct FirstInputError {
   InputError input_error = InputError::kNone;
 
-  /// Records an error with this reason, unless this thread has found an earlier one.
+  /// Records an error with this `reason`, unless this thread has already recorded one.
   __device__ void refuse(InputError reason) {
     if (input_error == InputError::kNone) input_error = reason;
   }
-  /// Records an error with this reason unless the condition `holds`.
+  /// Records an error with this `reason` unless `holds` is true.
   __device__ void require(bool holds, InputError reason) {
     if (!holds) refuse(reason);
   }
-  /// Waits at a barrier and returns to all threads whether any of them has found an error.
+  /// Waits at a barrier of the CTA, and returns to all threads whether any of them has found an error.
   __device__ bool any() const { return __syncthreads_or(input_error != InputError::kNone ? 1 : 0) != 0; }
 };
 
-/// Records an error with this reason for block number `block` in the error word `*input_error`, unless that word
-/// already names a lower block.
+/// Records an error with this `reason` for block number `block` in the error word `*input_error`, which keeps the error
+/// of the lowest block.
 __device__ inline void refuse_block(std::uint64_t* input_error, std::uint32_t block, InputError reason) {
   atomicMin(reinterpret_cast<unsigned long long*>(input_error),
             static_cast<unsigned long long>(std::uint64_t{block} << 8 | static_cast<std::uint64_t>(reason)));

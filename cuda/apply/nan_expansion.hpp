@@ -16,22 +16,24 @@ namespace sparsecast::cuda {
 
 class NanExpansion {
  public:
-  /// Loads the kernels of this class and of device_masked_copy, with which loaders copy the expanded tensors. sizes[s]
-  /// says whether the table has elements of 2^s bytes. `loader` must have loads_only set.
+  /// Loads the kernels of this class, and those of device_masked_copy, with which loaders copy the expanded tensors.
+  /// sizes[s] says whether the table has elements of 2^s bytes. `loader` must have loads_only set.
   static void load_kernels(const bool (&sizes)[4], const DeviceStream& loader);
 
-  /// Checks the delta whose validated blocks `received` describes, writes nothing, and waits. Returns the change that
-  /// the digest will show once every tensor has been copied. sizes[s] says whether the table has elements of 2^s bytes.
-  /// Throws as NanMaskedDelta does, and Error{kCorrupt} if the frames have changed since they were validated.
+  /// Checks that NaN-masked tensors can carry the delta whose validated blocks `received` describes. Writes no tensor,
+  /// and waits. Returns the change that the digest will show once every tensor has been copied. sizes[s] says whether
+  /// the table has elements of 2^s bytes. Throws Error{kUnsupported} naming a tensor whose dtype has no NaNs, or the
+  /// element that would become a NaN, and {kCorrupt} if the frames have changed since they were validated.
   StateDigest prepare(const TensorTable& table, const Received& received, const bool (&sizes)[4], Direction direction,
                       const HostWait& host, const DeviceStream& device);
-  /// Makes expand() refuse until the next prepare(), because the live tensors or the frames have changed.
+  /// Makes expand() throw until the next prepare(). Must be called when the live tensors or the frames have changed.
   void forget() noexcept { prepared_ = false; }
 
   /// Returns the indices of the tensors that the delta changes, ascending; valid after prepare().
   const std::vector<std::size_t>& tensors() const noexcept { return tensors_; }
-  /// Enqueues filling the contiguous tensor at `d_out` with NaNs and the new values. Throws Error{kUsage} unless
-  /// prepare() was called for the current live tensors, and {kUnsupported} for a dtype without NaNs.
+  /// Enqueues filling the contiguous tensor at `d_out` with NaNs and the new values. Throws Error{kUsage} for a tensor
+  /// number out of range, or if the delta is not prepared (prepare() was not called, or forget() was called since), and
+  /// {kUnsupported} for a dtype without NaNs.
   void expand(const TensorTable& table, const Received& received, std::size_t tensor, void* d_out,
               const DeviceStream& device) const;
 

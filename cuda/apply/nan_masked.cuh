@@ -11,12 +11,14 @@
 
 namespace sparsecast::cuda {
 
-/// Resident CTAs of expand_blocks on a multiprocessor, limited by registers.
+/// Number of CTAs of expand_blocks that one multiprocessor holds at once. Registers limit it.
 inline constexpr unsigned kExpandCtas = 3;
-/// Resident CTAs of check_new_values on a multiprocessor. It needs more registers than expand_blocks, for the digest.
+/// Number of CTAs of check_new_values that one multiprocessor holds at once. It is smaller than kExpandCtas, because
+/// the digest needs more registers.
 inline constexpr unsigned kCheckCtas = 2;
 
-/// Stores the range of the blocks of each tensor that has blocks in `ranges`.
+/// Stores in `ranges`, for each tensor that has blocks, the range of its blocks. Leaves the ranges of other tensors as
+/// they are.
 static __global__ void __launch_bounds__(kThreads) find_tensor_blocks(Received received, BlockRange* ranges) {
   for (std::uint64_t b = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x; b < received.block_count;
        b += std::uint64_t{gridDim.x} * kThreads) {
@@ -36,8 +38,8 @@ struct CheckShared {
   };
 };
 
-/// Records in `control` the first element that the delta would turn into a NaN, and the change of the digest. Elements
-/// that do not change may be NaNs.
+/// Records in `control` the first element that the delta would turn into a NaN, and adds the change of the digest.
+/// Elements that do not change may be NaNs.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kCheckCtas)
     check_new_values(Received received, Pass pass, ExpansionControl* control) {
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, kCheckCtas)
   add_to_digest(shared.digest, sum, &control->digest_lo, &control->digest_hi);
 }
 
-/// Writes the new values of the changes of blocks `range` to their row-major places in `out`.
+/// Writes the new value of each changed element of the blocks in `range` to its row-major place in `out`.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kExpandCtas)
     expand_blocks(Received received, Pass pass, BlockRange range, T* out) {
@@ -101,7 +103,7 @@ __device__ T vector_element(const uint4& vector, std::uint32_t e) {
 
 __device__ inline bool is_aligned_for_vectors(const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; }
 
-/// Writes `fill` to `elements` elements from `out` on. `vector` is `fill`, repeated through 16 bytes.
+/// Writes the value `fill` to `elements` elements from `out` on. `vector` is `fill`, repeated to fill 16 bytes.
 template <class T>
 __global__ void __launch_bounds__(kThreads) fill_elements(T* out, std::uint64_t elements, T fill, uint4 vector) {
   const std::uint64_t own = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x;

@@ -13,11 +13,12 @@
 
 namespace sparsecast {
 
-/// The device and the stream on which a publisher or subscriber works.
+/// The device and the CUDA stream on which a publisher or subscriber works.
 class DeviceContext {
  public:
-  /// Uses options.device (the current device if it is negative) and options.cuda_stream (a new stream if that is null).
-  /// Throws Error{kUnsupported} if there is no device or no driver, and {kUsage} if there is no device of that number.
+  /// Uses device options.device, or the current device if that is negative, and stream options.cuda_stream, or a new
+  /// stream if that is null. Throws Error{kUnsupported} if there is no device or no driver, and {kUsage} if there is no
+  /// device with that number.
   explicit DeviceContext(const DeviceOptions& options) : options_(options), stream_(options.cuda_stream) {
     int devices = 0;
     cuda::check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
@@ -33,8 +34,8 @@ class DeviceContext {
     own_stream_ = std::make_shared<cuda::Stream>();
     stream_ = own_stream_->get();
   }
-  /// Makes a context of the same device and stream, even if the library created the stream. Each copy has its own
-  /// HostWait.
+  /// Makes a context for the same device and the same stream. If the library created that stream, both contexts own it
+  /// together. Each context has its own HostWait.
   DeviceContext(const DeviceContext& other)
       : device_(other.device_), options_(other.options_), stream_(other.stream_), own_stream_(other.own_stream_) {
     const cuda::DeviceGuard guard(device_);
@@ -45,7 +46,7 @@ class DeviceContext {
   ~DeviceContext() = default;
 
   /// Makes the device current for this thread until the returned guard is destroyed. Every public call that uses the
-  /// device holds a guard. Throws Error{kUsage} while the stream is being captured.
+  /// device holds such a guard. Throws Error{kUsage} while the stream is being captured into a CUDA graph.
   cuda::DeviceGuard enter() const { return cuda::DeviceGuard(device_, stream_); }
   int device() const noexcept { return device_; }
   cudaStream_t stream() const noexcept { return stream_; }

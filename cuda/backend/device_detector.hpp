@@ -19,7 +19,8 @@ class DeviceDetector : public Detector {
     std::uint64_t chunk_bytes = 0;
   };
 
-  /// Requires that the device of `origin.context` is the calling thread's current device.
+  /// Makes a detector for the table, on the device and stream of `origin.context`. That device must be the calling
+  /// thread's current device.
   explicit DeviceDetector(Origin origin);
   DeviceDetector(const DeviceDetector&) = delete;
   DeviceDetector& operator=(const DeviceDetector&) = delete;
@@ -30,11 +31,11 @@ class DeviceDetector : public Detector {
     const PublisherBackend::Abilities its = abilities({});
     return its.knows_old && !its.consumes_changes;
   }
-  /// Returns an encoder that compares this detector's tensors and writes one delta per stream. `tables` has the tables
-  /// of the streams; joined, they are this detector's table.
+  /// Returns an encoder that compares this detector's tensors and writes one delta per stream. `tables` has one table
+  /// for each stream; joined, they must be this detector's table.
   virtual cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) = 0;
-  /// Returns where the detector's old bits are: in the snapshot, or in the tensors themselves if there is no snapshot.
-  /// The device can read the memory.
+  /// Returns the location of the detector's old bits: the snapshot, or the tensors themselves if there is no snapshot.
+  /// The device can read this memory.
   virtual std::vector<TensorRef> state() = 0;
 
   // Called around an encode and at the end of its delta, with the detector's device current. They only enqueue work.
@@ -52,13 +53,13 @@ class DeviceDetector : public Detector {
   std::uint64_t chunk_bytes_;
 };
 
-/// Returns the detector of DeviceMemoryBackend for the tensors `live`, parallel to `table`. It works on the stream of
-/// `context`.
+/// Returns the detector of DeviceMemoryBackend for the live tensors `live`, in the order of `table`. It works on the
+/// stream of `context`.
 std::unique_ptr<Detector> make_device_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
                                                DetectorOptions options, const DeviceContext& context,
                                                std::uint64_t chunk_bytes);
-/// Returns the subscriber's part of DeviceMemoryBackend for the tensors `live`, parallel to the joined table. It works
-/// on the stream of `context`.
+/// Returns the subscriber's part of DeviceMemoryBackend for the live tensors `live`, in the order of the joined table.
+/// It works on the stream of `context`.
 std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const JoinedTables& tables,
                                                                   std::vector<TensorRef> live,
                                                                   const DeviceContext& context);

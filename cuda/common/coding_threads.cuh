@@ -9,42 +9,43 @@
 
 namespace sparsecast::cuda {
 
-/// Two numbers of a thread that are summed over the threads together, or their two sums.
+/// Two numbers of one thread that are summed over the threads at the same time, or the two sums.
 struct TwoSums {
   std::uint32_t first = 0;
   std::uint32_t second = 0;
 };
-/// Three numbers of a thread that are summed over the threads together, or their three sums.
+/// Three numbers of one thread that are summed over the threads at the same time, or the three sums.
 struct ThreeSums {
   std::uint32_t of[3] = {};
 };
-/// For two numbers per thread: `before`, their sums over the threads of lower rank, and `total`, their sums over all
-/// threads.
+/// Result of a scan of two numbers per thread: `before` has their sums over the threads of lower rank, and `total`
+/// their sums over all threads.
 struct TwoScans {
   TwoSums before;
   TwoSums total;
 };
 
-/// Range [begin, end) of the entries of a block that one thread takes. They are consecutive, so that their bits are
-/// consecutive as well.
+/// Range [begin, end) of the entries of a block that one thread handles. The entries are consecutive, so that their
+/// bits are consecutive as well.
 struct Share {
   std::uint32_t begin = 0;
   std::uint32_t end = 0;
 };
-/// Returns the range of the thread of rank `rank` when each thread takes `each` of `count` entries.
+/// Returns the range of the thread of rank `rank` if each thread handles `each` of `count` entries, except that the
+/// last threads may have fewer or none.
 __device__ inline Share share_of(std::uint32_t count, std::uint32_t each, std::uint32_t rank) {
   const std::uint32_t begin = each * rank;
   return {begin < count ? begin : count, begin + each < count ? begin + each : count};
 }
 
-/// All threads of a CTA, working together on one block. Every member function but rank() and share() is a barrier for
-/// them.
+/// All threads of a CTA, working together on one block. Every member function is a barrier of the CTA, except rank()
+/// and share().
 class CtaThreads {
  public:
   struct Shared {
     ScanShared scan;
     std::uint64_t word;
-    /// Scratch of sum(): for each turn and each of three numbers, the sum of each warp.
+    /// Scratch memory of sum(): sums[turn][j][w] is the sum of number j over warp w.
     std::uint32_t sums[2][3][kThreads / 32];
   };
   static constexpr std::uint32_t kCount = kThreads;
@@ -64,8 +65,8 @@ class CtaThreads {
     return {{static_cast<std::uint32_t>(both.before >> 32), static_cast<std::uint32_t>(both.before)},
             {static_cast<std::uint32_t>(both.total >> 32), static_cast<std::uint32_t>(both.total)}};
   }
-  /// Returns to all threads the sums of three numbers over the CTA. Successive calls without another barrier in between
-  /// must alternate `turn` between 0 and 1.
+  /// Returns to all threads the sums of three numbers over the CTA. If no other barrier separates successive calls,
+  /// their `turn` must alternate between 0 and 1.
   __device__ ThreeSums sum(const ThreeSums& own, std::uint32_t turn) const {
     auto& sums = shared_.sums[turn];
     const std::uint32_t lane = rank() % 32;
@@ -82,7 +83,7 @@ class CtaThreads {
     }
     return all;
   }
-  /// Returns to all threads the `value` that the thread of rank 0 passes. A barrier must come before the next call.
+  /// Returns to all threads the `value` that the thread of rank 0 has passed. A barrier must come before the next call.
   __device__ std::uint64_t of_first(std::uint64_t value) const {
     if (rank() == 0) shared_.word = value;
     __syncthreads();
@@ -93,8 +94,8 @@ class CtaThreads {
   Shared& shared_;
 };
 
-/// The lanes of one warp, working together on one block. It has the member functions of CtaThreads; where two sums are
-/// computed together, each must be less than 2^16.
+/// The lanes of one warp, working together on one block. It has the same member functions as CtaThreads. Where two sums
+/// are computed in one word, each sum must be less than 2^16.
 class WarpThreads {
  public:
   static constexpr std::uint32_t kCount = 32;

@@ -14,21 +14,21 @@ namespace sparsecast::cuda {
 /// Number of elements that are loaded and counted together: at most 15, so that a count fits into 4 bits.
 inline constexpr std::uint32_t kScanned = 8;
 
-/// Where the old words of the elements of a block are in global memory.
+/// Location of the old words of a block's elements in global memory.
 template <class T>
 struct OldWords {
-  /// Address of the block's first element, or, if there is a view, of the tensor's element 0.
+  /// Address of the block's first element; with a view, address of element 0 of the tensor.
   const T* data = nullptr;
   const StridedView* view = nullptr;  ///< Layout of the tensor in memory; null if its elements are contiguous.
-  std::uint64_t first = 0;            ///< With a view: index of the block's first element in the tensor. Without: 0.
-  std::uint32_t span = 0;             ///< Number of elements of the block.
+  std::uint64_t first = 0;            ///< With a view: index of the block's first element in the tensor; otherwise 0.
+  std::uint32_t span = 0;             ///< Number of elements in the block.
   bool vectors = false;               ///< True if there is no view and `data` is aligned to 16 bytes.
 
   __device__ T at(std::uint32_t position) const { return *in_global(data + place_of(view, first + position)); }
 };
 
-/// Copy of the bits of kScanned consecutive elements, in the order of contiguous memory. Elements beyond the end of the
-/// block are zeros.
+/// Copy of the bits of kScanned consecutive elements, in the order that they have in contiguous memory. Elements beyond
+/// the end of the block are zero.
 template <class T>
 struct ScannedWords {
   static constexpr std::uint32_t kWords = kScanned * sizeof(T) / 4;
@@ -55,7 +55,7 @@ struct ScannedWords {
     }
   }
 
-  /// Copies the elements from number `position` of the block on, one by one, for any view and alignment.
+  /// Copies the kScanned elements from number `position` of the block on, one by one. Works for any view and alignment.
   __device__ void load_any(const OldWords<T>& old, std::uint32_t position) {
     SPARSECAST_UNROLL
     for (std::uint32_t w = 0; w < kWords; ++w) words[w] = 0;
@@ -73,7 +73,7 @@ struct ScannedWords {
     }
   }
 
-  /// Returns the sum of the 32-bit words, which is what these elements add to the check sum of the block.
+  /// Returns the sum of the 32-bit words. It is the part of the block's check sum that these elements contribute.
   __device__ std::uint32_t sum() const {
     std::uint32_t total = 0;
     SPARSECAST_UNROLL
@@ -81,8 +81,8 @@ struct ScannedWords {
     return total;
   }
 
-  /// For pair p (0 to 3), returns the 16-bit parts of two elements that hold their exponents: that of element
-  /// low_element(p) in the lower half, that of element high_element(p) in the upper half.
+  /// For pair p (0 to 3), returns the two 16-bit parts that hold the exponents of two elements: the part of element
+  /// low_element(p) in the lower half, and the part of element high_element(p) in the upper half.
   __device__ std::uint32_t pair(std::uint32_t p) const {
     if constexpr (sizeof(T) == 1) return words[p / 2] >> 8 * (p % 2);
     if constexpr (sizeof(T) == 2) return words[p];
@@ -98,7 +98,7 @@ struct ScannedWords {
   }
 };
 
-/// Computes the classes of two elements at a time, as class_of(key_of(...)) does for one.
+/// Computes the classes of two elements at a time. The result equals class_of(key_of(...)) for each element.
 class PackedClasses {
  public:
   __device__ PackedClasses(const ExponentField& field, const ContextClasses& classes) {
@@ -112,8 +112,8 @@ class PackedClasses {
     most_ = both((most < highest ? most : highest) << scale);
   }
 
-  /// Returns four times the class of each of two elements, in the halves of the result. `pair` holds their 16-bit
-  /// parts, as ScannedWords::pair() returns them.
+  /// Returns four times the class of each of two elements, in the two halves of the result. The halves of `pair` are
+  /// the elements' 16-bit parts, as ScannedWords::pair() returns them.
   __device__ std::uint32_t of(std::uint32_t pair) const {
     // The largest possible exponent minus this exponent; `offset_` turns it into the distance below `hi`.
     const std::uint32_t below = ~(pair >> shift_) & mask_;
@@ -130,8 +130,8 @@ class PackedClasses {
   std::uint32_t most_;
 };
 
-/// Type of a word that holds the number of elements of each class in 4 bits, class 0 in the lowest: 32 bits for 8
-/// classes, or 64 bits for 16 classes (kManyClasses).
+/// Type of a word that holds, in 4 bits for each class, a number of elements; class 0 is in the lowest bits. It has 32
+/// bits for 8 classes, or 64 bits for 16 classes (kManyClasses).
 template <bool kManyClasses>
 struct NibbleCountsOf {
   using Type = std::uint32_t;
@@ -164,7 +164,7 @@ __device__ NibbleCounts<kManyClasses> count_classes(const ScannedWords<T>& scann
   return counts;
 }
 
-/// Returns a mask of the elements of `scanned` whose class is `four_times_class` / 4: bit i is set for element i.
+/// Returns a mask in which bit i is set if element i of `scanned` has class `four_times_class` / 4.
 template <class T>
 __device__ std::uint32_t elements_of_class(const ScannedWords<T>& scanned, const PackedClasses& classes,
                                            std::uint32_t four_times_class) {

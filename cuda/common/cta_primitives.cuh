@@ -17,14 +17,14 @@ inline constexpr unsigned kAllLanes = ~0U;
 template <class T>
 using CtaScan = cub::BlockScan<T, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
 
-/// Shared memory that cta_scan and cta_sum use. Both functions end with a barrier, so that it can be used again at
-/// once.
+/// Shared memory that cta_scan() and cta_sum() use. Both functions end with a barrier, so that the next call can use
+/// the memory at once.
 union ScanShared {
   typename CtaScan<std::uint32_t>::TempStorage narrow;
   typename CtaScan<std::uint64_t>::TempStorage wide;
 };
 
-/// Result of a scan for one thread: `before`, the sum over the threads of lower number, and `total`, the sum over all
+/// Result of a scan for one thread: `before` is the sum over the threads with lower numbers, `total` the sum over all
 /// threads.
 template <class T>
 struct Scanned {
@@ -32,9 +32,9 @@ struct Scanned {
   T total = 0;
 };
 
-/// Returns to each thread the sum of `value` over the threads of lower number, and over the whole CTA. Several small
+/// Returns to each thread the sum of `value` over the threads with lower numbers, and over the whole CTA. Several small
 /// numbers may be packed into one `value`. A `value` of 64 bits costs twice as much as one of 32 bits. Callers need no
-/// barrier around the call.
+/// barrier before or after the call.
 template <class T>
 __device__ Scanned<T> cta_scan(ScanShared& shared, T value) {
   Scanned<T> result;
@@ -53,8 +53,8 @@ __device__ T cta_sum(ScanShared& shared, T value) {
   return cta_scan(shared, value).total;
 }
 
-/// Starts copying `from` (in global memory) to `to` (in shared memory); wait_for_copies() waits for it. Each of the
-/// first sizeof(T) / 16 threads of the CTA copies 16 bytes.
+/// Starts copying `from` (in global memory) to `to` (in shared memory); wait_for_copies() waits for the copy. Each of
+/// the first sizeof(T) / 16 threads of the CTA copies 16 bytes.
 template <class T>
 __device__ void copy_to_shared(T& to, const T& from) {
   static_assert(sizeof(T) % sizeof(uint4) == 0 && alignof(T) % sizeof(uint4) == 0);
@@ -69,8 +69,8 @@ __device__ void copy_to_shared(T& to, const T& from) {
 #endif
 }
 
-/// Waits for the copies that this thread has started with copy_to_shared(). After a following barrier, all threads see
-/// the copied data.
+/// Waits for the copies that this thread has started with copy_to_shared(). A barrier must follow before other threads
+/// read the copied data.
 __device__ inline void wait_for_copies() {
 #if !defined(SPARSECAST_CUDA_EMULATION)
   __pipeline_wait_prior(0);
@@ -86,15 +86,15 @@ struct AddDigests {
 
 using CtaDigest = cub::BlockReduce<DigestSum, kThreads>;
 
-/// Adds `sum` atomically to the 128-bit number with low word `*lo` and high word `*hi`. Only the addition that
-/// overflows `*lo` adds the carry, so the result does not depend on the order of additions.
+/// Adds `sum` atomically to the 128-bit number with low word `*lo` and high word `*hi`. Exactly the addition that
+/// overflows `*lo` adds the carry to `*hi`, so the result does not depend on the order of additions.
 __device__ inline void add_digest(const DigestSum& sum, std::uint64_t* lo, std::uint64_t* hi) {
   const std::uint64_t before = atomicAdd(reinterpret_cast<unsigned long long*>(lo), sum.lo);
   const std::uint64_t carry = before + sum.lo < before ? 1 : 0;
   atomicAdd(reinterpret_cast<unsigned long long*>(hi), sum.hi + carry);
 }
 
-/// Adds the `sum` of each thread of the CTA to the 128-bit number with low word `*lo` and high word `*hi`. Ends with a
+/// Adds the `sum` of every thread of the CTA to the 128-bit number with low word `*lo` and high word `*hi`. Ends with a
 /// barrier.
 __device__ inline void add_to_digest(CtaDigest::TempStorage& storage, const DigestSum& sum, std::uint64_t* lo,
                                      std::uint64_t* hi) {
@@ -103,7 +103,8 @@ __device__ inline void add_to_digest(CtaDigest::TempStorage& storage, const Dige
   __syncthreads();
 }
 
-/// Adds the `sum` of each lane of a warp atomically to the 128-bit number with low word `*lo` and high word `*hi`.
+/// Adds the `sum` of every lane of a warp to the 128-bit number with low word `*lo` and high word `*hi`, atomically.
+/// All lanes must call it.
 __device__ inline void add_lanes_to_digest(DigestSum sum, std::uint64_t* lo, std::uint64_t* hi) {
   SPARSECAST_UNROLL
   for (unsigned distance = 16; distance != 0; distance /= 2) {
@@ -113,18 +114,19 @@ __device__ inline void add_lanes_to_digest(DigestSum sum, std::uint64_t* lo, std
   if (threadIdx.x % 32 == 0) add_digest(sum, lo, hi);
 }
 
-/// A thread's sum of the digest changes of one delta stream after another.
+/// One thread's sum of the digest changes of the current delta stream. A CTA handles one stream after another.
 struct StreamDigest {
   DigestSum sum;
   std::uint32_t stream = 0;
 
-  /// Adds the sums of all threads to the digest change of `stream`, which must be the same in all threads.
+  /// Adds the sums of all threads to the digest change of the current stream, which must be the same in all threads.
   __device__ void end(CtaDigest::TempStorage& storage, const Pipeline& pipeline) const {
     StreamSums& total = pipeline.stream_sums[stream];
     add_to_digest(storage, sum, &total.lo, &total.hi);
   }
-  /// Makes `next` the number of the stream of the changes that follow; if it is another stream, first calls end(). All
-  /// threads must call it with the same `next`. Uses `storage` as scratch.
+  /// Makes `next` the number of the current stream, to which the changes that follow belong. If another stream was
+  /// current, first calls end() for it and begins a new sum. All threads must call it with the same `next`. Uses
+  /// `storage` as scratch memory.
   __device__ void enter(std::uint32_t next, CtaDigest::TempStorage& storage, const Pipeline& pipeline) {
     if (next == stream) return;
     end(storage, pipeline);

@@ -8,12 +8,12 @@
 
 #include "cuda_emulation/cuda_emulation.hpp"
 
-/// Declares the only shared-memory variable of a kernel.
+/// Declares the only shared-memory variable of a kernel, with this type and name.
 #define SPARSECAST_SHARED(Type, name)                          \
   static ::sparsecast::emulation::Shared<Type> name##_storage; \
   Type& name = name##_storage.value()
-/// The last parameter of a function that has a barrier. By it, the emulation counts the barrier as one of the
-/// function's caller.
+/// Last parameter of a function that has a barrier. Through this parameter, the emulation counts the barrier as a
+/// barrier of the function's caller.
 #define SPARSECAST_CALLED_FROM const std::source_location& caller = std::source_location::current()
 #define SPARSECAST_CALLER caller
 #define SPARSECAST_UNROLL
@@ -35,15 +35,16 @@
 #define SPARSECAST_CALLED_FROM
 #define SPARSECAST_CALLER
 #define SPARSECAST_UNROLL _Pragma("unroll")
-/// Stands before a loop over the entries of a thread, and unrolls it Threads::kUnroll times (coding_threads.cuh).
+/// Is written before a loop over the entries of a thread, and unrolls the loop Threads::kUnroll times
+/// (coding_threads.cuh).
 #define SPARSECAST_UNROLL_FOR(Threads) _Pragma("unroll Threads::kUnroll")
 
 #endif
 
 namespace sparsecast::cuda {
 
-/// Returns `at`, which must point to global memory. The compiler can then use global instead of generic loads and
-/// stores.
+/// Returns `at`, which must point to global memory. It tells the compiler that it can use global loads and stores,
+/// which are faster than generic ones.
 template <class T>
 __device__ T* in_global(T* at) {
 #if defined(__CUDA_ARCH__)

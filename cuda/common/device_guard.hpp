@@ -27,8 +27,8 @@ inline bool has_context(int device) noexcept {
   return get_state == nullptr || get_state(device, &flags, &active) != 0 || active != 0;
 }
 
-/// Throws Error{kUsage} while the stream is being captured into a graph: work enqueued on it would not run, and a wait
-/// for that work would never end.
+/// Throws Error{kUsage} while the stream is being captured into a CUDA graph: work that is enqueued on it would not
+/// run, and a wait for this work would never end.
 inline void require_not_captured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
@@ -38,8 +38,8 @@ inline void require_not_captured(cudaStream_t stream) {
 
 /// Sets the stream capture mode of this thread until the guard is destroyed. In the default (global) mode, a capture by
 /// any thread (torch.cuda.graph) makes potentially unsafe calls of this thread fail, such as an allocation or the query
-/// of an event, and the capture then fails, too. In thread-local mode, only captures by this thread have this effect.
-/// In relaxed mode, no capture has it.
+/// of an event, and the capture then fails, too. In thread-local mode, only captures by this thread have this effect;
+/// in relaxed mode, no capture has it.
 class CaptureModeGuard {
  public:
   explicit CaptureModeGuard(cudaStreamCaptureMode mode) : mode_(mode) {
@@ -50,11 +50,11 @@ class CaptureModeGuard {
   CaptureModeGuard& operator=(const CaptureModeGuard&) = delete;
 
  private:
-  cudaStreamCaptureMode mode_;  ///< The mode before, which the destructor restores.
+  cudaStreamCaptureMode mode_;  ///< The mode before the guard, which the destructor restores.
 };
 
-/// Makes `device` the current device of this thread. Its destructor makes the previous device current again, unless
-/// this process has no context there, because setting it would create one.
+/// Makes `device` the current device of this thread. The destructor makes the previous device current again, unless
+/// this process has no context on that device, because the call would create a context.
 class CurrentDeviceGuard {
  public:
   explicit CurrentDeviceGuard(int device) : before_(current_device()), changed_(device != before_) {
@@ -82,12 +82,13 @@ class DeviceGuard {
   DeviceGuard(int device, cudaStream_t stream) : DeviceGuard(device) { require_not_captured(stream); }
 
  private:
-  CurrentDeviceGuard device_;  ///< Declared first, because calls that set the mode may create a context, too.
+  /// Declared before mode_, because the calls that set the mode may create a context, too.
+  CurrentDeviceGuard device_;
   CaptureModeGuard mode_;
 };
 
-/// Calls release(), which returns a CUDA error, while `device` is current. For destructors, in any thread, even during
-/// a capture. Ignores failures, which a destructor cannot handle; the next runtime call reports them again.
+/// Calls release(), which returns a CUDA error, while `device` is current. Meant for destructors, in any thread, even
+/// during a capture. Ignores failures, which a destructor cannot handle; the next runtime call reports them again.
 template <class Release>
 void release_on(int device, const Release& release) noexcept {
   try {

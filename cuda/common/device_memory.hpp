@@ -22,10 +22,10 @@ template <MemoryKind kKind>
 class OwnedMemory {
  public:
   OwnedMemory() = default;
-  /// Allocates `bytes` bytes on the current device, aligned to at least 256; nothing for 0 bytes. Throws
-  /// Error{kUnsupported} if there is not enough memory, even after the program has released its reserves
-  /// (core/memory_shortage.hpp). The message names `purpose`, what the memory is for, and the device's free and total
-  /// memory.
+  /// Allocates `bytes` bytes on the current device, aligned to at least 256 bytes; allocates nothing for 0 bytes.
+  /// Throws Error{kUnsupported} if there is not enough memory, even after the program has released its reserves
+  /// (core/memory_shortage.hpp). The message says `purpose`, the use of the memory, and how much device memory is free
+  /// and in total.
   explicit OwnedMemory(std::size_t bytes, const char* purpose = "tables") : bytes_(bytes) {
     if (bytes == 0) return;
     device_ = current_device();
@@ -85,8 +85,9 @@ class OwnedMemory {
 using DeviceMemory = OwnedMemory<MemoryKind::kDevice>;
 using PinnedMemory = OwnedMemory<MemoryKind::kPinnedHost>;
 
-/// Makes `memory` hold at least `bytes` bytes; does nothing if it already does. If it must grow, it grows to one and a
-/// half times `bytes`, and its contents are lost. `purpose` is for the message of an error.
+/// Makes `memory` hold at least `bytes` bytes; does nothing if it already does. If the memory must grow, it grows to
+/// one and a half times `bytes`, and its contents are lost. `purpose` is the use of the memory, for the message of an
+/// error.
 template <MemoryKind kKind>
 void reserve(OwnedMemory<kKind>& memory, std::uint64_t bytes, const char* purpose = "tables") {
   if (bytes <= memory.bytes()) return;
@@ -94,7 +95,7 @@ void reserve(OwnedMemory<kKind>& memory, std::uint64_t bytes, const char* purpos
   memory = OwnedMemory<kKind>(bytes + bytes / 2, purpose);
 }
 
-/// Enqueues a copy of `bytes` bytes on `stream`; does nothing for 0 bytes, for which the pointers may be null.
+/// Enqueues a copy of `bytes` bytes on `stream`. Does nothing for 0 bytes; the pointers may then be null.
 inline void copy_async(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (bytes == 0) return;
   check(cudaMemcpyAsync(to, from, bytes, kind, stream), "cudaMemcpyAsync");

@@ -12,7 +12,7 @@
 
 namespace sparsecast::cuda {
 
-/// Returns a DeviceStream of `stream`, with the number of multiprocessors and the policy of the current device.
+/// Returns a DeviceStream for `stream`, with the number of multiprocessors and the policy of the current device.
 inline DeviceStream on_current_device(cudaStream_t stream) {
   const int device = current_device();
   const auto attribute = [&](cudaDeviceAttr which) {
@@ -28,15 +28,15 @@ inline DeviceStream on_current_device(cudaStream_t stream) {
   return result;
 }
 
-/// Lets the host wait for the work that is enqueued on a stream so far. It records an event, so that it does not wait
-/// for work that is enqueued later. Belongs to the device that is current at its construction.
+/// Lets the host wait for the work that has been enqueued on a stream before the wait, but not for work that is
+/// enqueued later. Uses an event on the device that was current at construction.
 class HostWait {
  public:
-  /// `deadline` is the longest time that one wait may take.
+  /// Makes an object whose waits last at most `deadline` each.
   explicit HostWait(std::chrono::milliseconds deadline) : deadline_(deadline) {}
 
-  /// Waits for the work that is enqueued on `stream`. Throws Error{kTimeout} after the deadline; its message says that
-  /// the device did not `verb`, such as "apply".
+  /// Waits for the work that is enqueued on `stream`. Throws Error{kTimeout} at the deadline; the message says that the
+  /// device did not `verb`, a verb such as "apply".
   void wait(cudaStream_t stream, const char* verb) const {
     record(behind_.get(), stream);
     const auto end = std::chrono::steady_clock::now() + deadline_;

@@ -6,7 +6,7 @@
 namespace sparsecast::cuda {
 
 /// Returns the address of the driver's function `name`, in the version that CUDA 12.0 declares. Returns null if the
-/// driver does not have it.
+/// driver has no such function.
 template <class Function>
 Function* driver_function(const char* name) noexcept {
   void* function = nullptr;

@@ -11,34 +11,34 @@
 
 namespace sparsecast::cuda {
 
-/// Enqueues finding the changes of a chunk and forming its blocks. With `beside_encode` it leaves room on the
-/// multiprocessors for the encoding of the chunk before.
+/// Enqueues finding the changes of a chunk and forming the chunk's blocks. With `beside_encode`, uses fewer CTAs, so
+/// that the multiprocessors also have room for encoding the previous chunk.
 void launch_detect(DetectSource source, const Pipeline& pipeline, const Chunk& chunk, bool beside_encode,
                    const DeviceStream& device);
-/// Enqueues encoding the blocks of a chunk whose elements have 2^size bytes.
+/// Enqueues encoding those blocks of a chunk whose elements have 2^size bytes.
 void launch_encode(DetectSource source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
                    const DeviceStream& device);
-/// Enqueues storing, in the counts of the chunk's set (ChunkCounts::level), how much of the arena is used. Call it
-/// after launch_encode for the chunk.
+/// Enqueues storing the number of used bytes of the arena in the counts of the chunk's set of tables
+/// (ChunkCounts::level). Must be called after launch_encode() for the chunk.
 void launch_end_chunk(const Pipeline& pipeline, const DeviceStream& device);
-/// Returns the number of CTAs that launch_encode uses for a chunk of `tiles` tiles. Each of them needs scratch_bytes()
+/// Returns the number of CTAs that launch_encode() uses for a chunk of `tiles` tiles. Each CTA needs scratch_bytes()
 /// bytes of scratch memory.
 unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device);
 /// Enqueues ordering the blocks of all chunks and cutting them into frames.
 void launch_cut_frames(const Pipeline& pipeline, const DeviceStream& device);
-/// Enqueues writing the bodies of the frames and the sums over their words. No more than `tiles` blocks, with payloads
-/// of no more than `worst_bytes` bytes together, are written.
+/// Enqueues writing the bodies of the frames and summing their words. Writes at most `tiles` blocks, whose payloads
+/// have at most `worst_bytes` bytes in total.
 void launch_assemble_frames(const Pipeline& pipeline, std::uint64_t tiles, std::uint64_t worst_bytes,
                             const DeviceStream& device);
-/// Enqueues copying the headers of `frames` frames to the beginnings of these frames. The headers are consecutive at
-/// `d_headers`.
+/// Enqueues copying `frames` frame headers, which are consecutive at `d_headers`, to the beginnings of their frames.
 void launch_place_headers(const Pipeline& pipeline, const std::uint64_t* d_headers, std::uint32_t frames,
                           const DeviceStream& device);
 
-/// Enqueues setting in `flags` the bits that are set in `words`. Both have `count` 64-bit words.
+/// Enqueues setting, in `flags`, every bit that is set in `words`. Both arrays have `count` 64-bit words.
 void launch_or_words(std::uint64_t* flags, const std::uint64_t* words, std::uint64_t count, const DeviceStream& device);
 
-/// Enqueues casting `elements` fp32 masters at `d_masters` to bf16 at `d_bf16`. `view` gives the layout of both.
+/// Enqueues casting `elements` fp32 masters at `d_masters` to bf16 elements at `d_bf16`. Both arrays have the layout
+/// `view`.
 void launch_cast_masters(const std::uint32_t* d_masters, std::uint16_t* d_bf16, const StridedView& view,
                          std::uint64_t elements, const DeviceStream& device);
 

@@ -10,7 +10,7 @@
 
 namespace sparsecast::cuda {
 
-/// Owns one executable CUDA graph, or none. Its launches must not overlap. Not thread-safe.
+/// Owns one executable CUDA graph, or none. Launches of the graph must not overlap. Not thread-safe.
 class Graph {
  public:
   Graph() = default;
@@ -19,8 +19,9 @@ class Graph {
   ~Graph() { drop(); }
 
   bool captured() const noexcept { return executable_ != nullptr; }
-  /// Calls enqueue(stream) and captures, as a graph that replaces the one before, the work that it puts on that stream,
-  /// and on streams forked from and joined to it. None of the work runs. Kernels keep the priority of their streams.
+  /// Calls enqueue(stream) and captures into a graph the work that it enqueues on that stream, and on streams that are
+  /// forked from it and joined to it. The graph replaces the previous one. None of the work runs yet. Kernels keep the
+  /// priority of their streams.
   void capture(const std::function<void(cudaStream_t)>& enqueue) {
     drop();
     device_ = current_device();

@@ -10,7 +10,7 @@
 
 namespace sparsecast::cuda {
 
-/// Enqueues `kernel` on a grid of `ctas` CTAs of `threads` threads each.
+/// Enqueues `kernel` with these arguments on `stream`, on a grid of `ctas` CTAs of `threads` threads each.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, cudaStream_t stream,
             Arguments&&... arguments) {

@@ -11,38 +11,38 @@
 
 namespace sparsecast::cuda {
 
-/// Architecture that device code is compiled for.
+/// Architecture that device code is compiled for, as 10 * major + minor of the compute capability.
 #if defined(__CUDA_ARCH__)
 inline constexpr unsigned kArchitecture = __CUDA_ARCH__ / 10;
 #else
 inline constexpr unsigned kArchitecture = 90;
 #endif
 
-/// Bytes of shared memory that the system reserves in each CTA.
+/// Number of bytes of shared memory that the system reserves in each CTA.
 inline constexpr unsigned kSystemSharedBytes = 1024;
 
-/// Returns one of three values by the element size: `narrow` for `size` 1 or 2 bytes, `wide` for 4, `widest` for 8.
+/// Returns one of three values by `size`, the element size in bytes: `narrow` for 1 or 2, `wide` for 4, `widest` for 8.
 constexpr unsigned by_size(unsigned size, unsigned narrow, unsigned wide, unsigned widest) {
   return size <= 2 ? narrow : size == 4 ? wide : widest;
 }
 
-/// Launch sizes of detect. Registers limit its number of CTAs per multiprocessor.
+/// Launch sizes of detect. Registers limit its number of resident CTAs per multiprocessor.
 struct DetectPolicy {
-  /// Number of 16-byte vectors, of each of the two arrays that it compares, that a thread has in flight.
+  /// Number of 16-byte vectors that a thread has in flight from each of the two arrays that it compares.
   static constexpr unsigned kInFlight = 4;
-  /// Number of 16-byte vectors, of each of the two arrays, that a thread has in flight in a whole tile where an array
-  /// is a strided view. Fewer than kInFlight, because finding each vector in a view also costs integer divisions.
+  /// Number of 16-byte vectors that a thread has in flight from each of the two arrays, in a whole tile of a strided
+  /// view. It is less than kInFlight, because finding each vector in a view also costs integer divisions.
   static constexpr unsigned kStridedInFlight = 2;
 
   /// Resident CTAs per multiprocessor.
   unsigned ctas = 4;
-  /// Resident CTAs per multiprocessor while the chunk before is being encoded. The number leaves registers for two CTAs
-  /// of encode_runs. Three CTAs have 96 KiB of loads in flight, which is enough to saturate the memory.
+  /// Resident CTAs per multiprocessor while the previous chunk is being encoded. The number leaves registers for two
+  /// CTAs of encode_runs. Three CTAs have 96 KiB of loads in flight, which is enough to saturate the memory.
   unsigned ctas_beside_encode = 3;
 };
 
-/// Launch sizes of encoding; each number of CTAs is that of resident CTAs per multiprocessor. Registers limit
-/// encode_blocks and encode_contexts, shared memory limits encode_runs.
+/// Launch sizes of encoding. Each number of CTAs counts resident CTAs per multiprocessor. Registers limit encode_blocks
+/// and encode_contexts; shared memory limits encode_runs.
 struct EncodePolicy {
   /// Returns the number of warps in a CTA of encode_runs.
   static constexpr unsigned run_warps(unsigned element_bytes) { return by_size(element_bytes, 4, 2, 2); }
@@ -54,8 +54,8 @@ struct EncodePolicy {
   unsigned context_ctas = 2;   ///< Resident CTAs of encode_contexts per multiprocessor.
 };
 
-/// Launch sizes of decoding; each number of CTAs is that of resident CTAs per multiprocessor. Registers limit
-/// decode_blocks, shared memory limits decode_runs. Decoding often waits at barriers; several resident CTAs hide one
+/// Launch sizes of decoding. Each number of CTAs counts resident CTAs per multiprocessor. Registers limit
+/// decode_blocks; shared memory limits decode_runs. Decoding often waits at barriers; several resident CTAs hide one
 /// another's waits.
 struct DecodePolicy {
   /// Returns the number of warps in a CTA of decode_runs.
@@ -77,7 +77,7 @@ struct DecodePolicy {
 };
 
 struct Policy {
-  unsigned shared_bytes = 228 * 1024;  ///< Bytes of shared memory of a multiprocessor.
+  unsigned shared_bytes = 228 * 1024;  ///< Size in bytes of the shared memory of a multiprocessor.
   DetectPolicy detect = {};
   EncodePolicy encode = {};
   DecodePolicy decode = {};

@@ -15,8 +15,8 @@
 
 namespace sparsecast::cuda {
 
-/// Returns advice for an error that means that this machine's device, driver or memory does not suffice; an empty
-/// string if the text of such an error says enough by itself. Returns null for all other errors.
+/// Returns null unless the error means that this machine's device, driver or memory does not suffice. For such an
+/// error, returns advice, or an empty string if the text of the error says enough by itself.
 inline const char* cure_of_lack(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
@@ -52,16 +52,17 @@ inline const char* cure_of_lack(cudaError_t error) {
   }
 }
 
-/// Returns whether the error has made the device unusable for this process. Each later call then returns the error
-/// again, and any earlier kernel of the process may have caused it.
+/// Returns whether the error has made the device unusable for this process. Every later call then returns the same
+/// error, whichever kernel of the process caused it.
 inline bool is_sticky(cudaError_t error) noexcept {
   return error == cudaErrorECCUncorrectable || error == cudaErrorNvlinkUncorrectable ||
          error == cudaErrorIllegalAddress || error == cudaErrorLaunchTimeout || error == cudaErrorAssert ||
          (error >= cudaErrorHardwareStackError && error <= cudaErrorLaunchFailure);
 }
 
-/// Does nothing for cudaSuccess, otherwise throws an Error that names `call`: kUnsupported if the device, its driver or
-/// its memory does not suffice, so that a caller may fall back to the CPU, and kDevice for any other error.
+/// Does nothing for cudaSuccess, otherwise throws an Error that names `call`. Its code is kUnsupported if the device,
+/// its driver or its memory does not suffice, so that a caller may fall back to the CPU, and kDevice for any other
+/// error.
 inline void check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // Clears the last error, so that the next caller does not find it.

@@ -10,10 +10,11 @@
 
 namespace sparsecast::cuda {
 
-/// A stream of the current device that does not wait for the default stream.
+/// A new stream of the current device. Its work does not wait for the default stream.
 class Stream {
  public:
-  /// If `urgent`, the stream has the highest priority: its CTAs are scheduled before those of other streams.
+  /// Creates the stream. With `urgent`, it has the highest priority: its CTAs are scheduled before those of other
+  /// streams.
   explicit Stream(bool urgent = false) {
     int least = 0;
     int greatest = 0;
@@ -48,16 +49,16 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// A CUDA stream with the size of its device and the options of launchers, which take it as an argument.
+/// A CUDA stream, with the size of its device and the options that launchers need.
 struct DeviceStream {
   cudaStream_t stream = nullptr;
   unsigned multiprocessors = 1;
   Policy policy = {};
-  /// If true, launchers load their kernels onto the device and launch nothing. A kernel that was not loaded in this way
-  /// is loaded by the runtime at its first launch, which may be during a pause.
+  /// If true, launchers load their kernels onto the device and launch nothing. Otherwise the runtime would load a
+  /// kernel at its first launch, which may be during a pause.
   bool loads_only = false;
-  /// If true, and loads_only is set, the kernels also request the largest shared-memory carve-out. A multiprocessor
-  /// changes its carve-out only while it is idle, so kernels that run at the same time must request the same.
+  /// If true, together with loads_only, the kernels also request the largest shared-memory carve-out. A multiprocessor
+  /// changes its carve-out only while it is idle, so kernels that run at the same time must request the same carve-out.
   bool most_shared_memory = false;
 };
 

@@ -9,13 +9,13 @@
 
 namespace sparsecast::cuda {
 
-/// Copies the tables of an object to the device during its construction. Copies through pinned memory, because a copy
-/// from pageable memory may block the host beyond any deadline. Uses a separate stream and waits, so that the tables
-/// are ready for every stream.
+/// Copies the tables of an object to the device while the object is constructed. Copies through pinned memory, because
+/// a copy from pageable memory may block the host beyond any deadline. Uses a separate stream and waits for it, so that
+/// the tables are ready for every stream.
 class TableUpload {
  public:
-  /// Adds a table: finish() copies to.bytes() bytes from `from` to `to`. `from` may be null if `to` is empty. Both must
-  /// stay valid until finish().
+  /// Adds a table: finish() will copy to.bytes() bytes from `from` to `to`. `from` may be null if `to` is empty. Both
+  /// must stay valid until finish().
   void add(const DeviceMemory& to, const void* from) {
     if (to.bytes() == 0) return;
     tables_.push_back({to.as(), from, to.bytes()});

@@ -9,14 +9,15 @@
 
 namespace sparsecast::cuda {
 
-/// One allocation in which each tensor of a table has its own range of bytes, aligned for vector loads at full speed.
+/// One allocation in which each tensor of a table has its own range of bytes, which is aligned for vector loads at full
+/// speed.
 template <MemoryKind kKind>
 class TensorMemory {
  public:
   TensorMemory() = default;
-  /// bytes_of(spec) returns the size of the range of a tensor in bytes. Errors name `purpose`. `beside`, if it is not
-  /// empty, is parallel to the table: the kernels will compare the range of a tensor with beside[tensor], so the
-  /// address of the range is equal to that of beside[tensor] modulo 16.
+  /// Allocates, for each tensor, a range of bytes_of(spec) bytes. Errors name `purpose`. If `beside` is not empty, it
+  /// has one element for each tensor, with whose memory the kernels will compare the tensor's range; the address of the
+  /// range then equals the address of beside[tensor] modulo 16.
   template <class BytesOf>
   TensorMemory(const TensorTable& table, const BytesOf& bytes_of, const char* purpose = "tensors",
                const std::vector<TensorRef>& beside = {}) {

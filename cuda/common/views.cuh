@@ -15,14 +15,14 @@ __device__ inline const StridedView* view_at(const StridedView* views, std::uint
   return number == kNoView ? nullptr : views + number;
 }
 
-/// Returns the offset, in elements from element 0, of the element with row-major index `index`. That is `index` itself
-/// if `view` is null.
+/// Returns the offset, in elements from element 0 of the tensor, of the element with row-major index `index`. The
+/// offset is `index` itself if `view` is null.
 __device__ inline std::int64_t place_of(const StridedView* view, std::uint64_t index) {
   return view == nullptr ? static_cast<std::int64_t>(index) : strided_offset(*view, index);
 }
 
-/// Returns the index at which the element with row-major index `index` counts in the digest, for the keys that
-/// plan_tiles() stores. `view` is the tensor's digest view, or null.
+/// Returns the index that the digest uses for the element with row-major index `index`, with the keys that plan_tiles()
+/// has stored. `view` is the tensor's digest view, or null.
 __device__ inline std::uint64_t digest_place(const StridedView* view, std::uint64_t index) {
   return static_cast<std::uint64_t>(place_of(view, index));
 }

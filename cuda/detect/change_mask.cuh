@@ -9,21 +9,22 @@
 
 namespace sparsecast::cuda {
 
-/// A bit for each element of a tile, lowest first, in shared memory; set if the element has changed. Bytes are in the
-/// order of little-endian words. While a tile with a lead (TensorEntry::lead) is compared, the bits of its elements
-/// follow `lead` unused bits, which needs one more word.
+/// One bit for each element of a tile, in shared memory, lowest element first; the bit is set if the element has
+/// changed. Bytes are in the order of little-endian words. While a tile with a lead (TensorEntry::lead) is compared,
+/// `lead` unused bits precede the bits of its elements, which takes one more word.
 union ChangeMask {
   std::uint32_t words[kMaskWords + 1];
   std::uint16_t halves[2 * (kMaskWords + 1)];
   std::uint8_t bytes[4 * (kMaskWords + 1)];
 };
 
-/// Returns in bits 0 to 3 the highest bits of the four bytes of `flags`, lowest byte first. All other bits of `flags`
-/// must be zero. The product has a copy of each of the four bits at bits 28 to 31, and its terms do not overlap.
+/// Returns, in bits 0 to 3, the highest bits of the four bytes of `flags`, lowest byte first. All other bits of `flags`
+/// must be zero. The multiplication copies the four bits to bits 28 to 31 of the product, where its terms do not
+/// overlap.
 __device__ inline std::uint32_t gather_byte_flags(std::uint32_t flags) { return flags * 0x204081U >> 28; }
 
-/// Returns a word in which those bits of `chosen` are set in which a and b differ. Computes it in one instruction. Left
-/// alone, compilers compute a ^ b once for all uses, which costs one more instruction for each word.
+/// Returns the bits of `chosen` at which a and b differ. Computes them in one instruction; compilers on their own
+/// compute a ^ b once for all uses, which costs one more instruction for each word.
 __device__ inline std::uint32_t different_bits(std::uint32_t a, std::uint32_t b, std::uint32_t chosen) {
 #if defined(__CUDA_ARCH__)
   std::uint32_t bits;
@@ -41,15 +42,15 @@ __device__ inline std::uint32_t different_bytes(std::uint32_t a, std::uint32_t b
   return ((different_bits(a, b, kLow) + kLow) | (a ^ b)) & ~kLow;
 }
 
-/// Returns a word in which the highest bit of each 16-bit half is set if that half differs between a and b. The other
-/// bits mean nothing.
+/// Returns a word in which the highest bit of each 16-bit half is set if that half differs between a and b. All other
+/// bits are undefined.
 __device__ inline std::uint32_t different_halves(std::uint32_t a, std::uint32_t b) {
   constexpr std::uint32_t kLow = 0x7FFF7FFFU;
   return (different_bits(a, b, kLow) + kLow) | (a ^ b);
 }
 
-/// Compares the four 16-bit elements of a with those of b, and returns four bits, lowest element first: a bit is set if
-/// the elements differ. The `low` words hold the first two elements.
+/// Compares four 16-bit elements of a with those of b. Returns four bits, lowest element first; a bit is set if its
+/// elements differ. `a_low` and `b_low` hold the first two elements.
 __device__ inline std::uint32_t four_different_halves(std::uint32_t a_low, std::uint32_t a_high, std::uint32_t b_low,
                                                       std::uint32_t b_high) {
   // Takes the highest byte of each half.
@@ -57,8 +58,8 @@ __device__ inline std::uint32_t four_different_halves(std::uint32_t a_low, std::
                            0x80808080U);
 }
 
-/// Compares the elements of 2^kShift bytes in two vectors of 16 bytes, and returns a bit for each, lowest first: it is
-/// set if the element differs between a and b.
+/// Compares the elements, of 2^kShift bytes, in two vectors of 16 bytes. Returns one bit for each element, lowest
+/// first; the bit is set if the element differs between a and b.
 template <unsigned kShift>
 __device__ std::uint32_t different_elements(const uint4& a, const uint4& b) {
   if constexpr (kShift == 0) {
@@ -73,9 +74,9 @@ __device__ std::uint32_t different_elements(const uint4& a, const uint4& b) {
   }
 }
 
-/// Stores in `mask` the flags of piece number `at`, which are one bit for each of its kFlags elements (2, 4, 8 or 16).
-/// Does nothing unless the piece is `inside` the tile. All lanes of a warp must call it, with consecutive pieces. The
-/// pieces of one mask byte are all inside or all outside.
+/// Stores in `mask` the flags of piece number `at`: one bit for each of its kFlags elements (2, 4, 8 or 16). Stores
+/// nothing if `inside` is false, which means that the piece is outside the tile. All lanes of a warp must call it, with
+/// consecutive pieces. The pieces of one mask byte must be all inside or all outside.
 template <unsigned kFlags>
 __device__ void store_flags(ChangeMask& mask, std::uint32_t at, std::uint32_t flags, bool inside) {
   if constexpr (kFlags == 16) {
@@ -90,9 +91,9 @@ __device__ void store_flags(ChangeMask& mask, std::uint32_t at, std::uint32_t fl
   }
 }
 
-/// Sets `mask` for all elements of a whole tile, in pieces of kFlags elements. load(at) reads piece number `at`;
-/// flags(loaded) compares what load() returned, and returns a bit for each element, set if it has changed. Each thread
-/// loads kInFlight pieces at once.
+/// Sets `mask` for all elements of a whole tile, in pieces of kFlags elements. load(at) must load piece number `at`;
+/// flags(loaded) must return, for the result of load(), one bit for each element, which is set if the element has
+/// changed. Each thread loads kInFlight pieces at once.
 template <std::uint32_t kInFlight, unsigned kFlags, class Load, class Flags>
 __device__ void mark_whole_tile(ChangeMask& mask, const Load& load, const Flags& flags) {
   constexpr std::uint32_t kAtOnce = kInFlight * kThreads;
@@ -108,8 +109,7 @@ __device__ void mark_whole_tile(ChangeMask& mask, const Load& load, const Flags&
   }
 }
 
-/// Does for the pieces [first, end) what mark_whole_tile() does for all pieces. They must be those of whole words of
-/// `mask`.
+/// Does the same as mark_whole_tile(), but only for the pieces [first, end), which must fill whole words of `mask`.
 template <std::uint32_t kInFlight, unsigned kFlags, class Load, class Flags>
 __device__ void mark_pieces(std::uint32_t first, std::uint32_t end, ChangeMask& mask, const Load& load,
                             const Flags& flags) {
@@ -130,8 +130,8 @@ __device__ void mark_pieces(std::uint32_t first, std::uint32_t end, ChangeMask& 
   }
 }
 
-/// Shifts the bits in `mask` down by `lead` places (below 32), so that bit i belongs to element i. The bits above the
-/// last element must be zero. Callers provide the barriers before and after.
+/// Shifts the bits in `mask` down by `lead` places (fewer than 32), so that bit i belongs to element i. The bits above
+/// the last element must be zero. The callers provide the barriers before and after the call.
 __device__ inline void drop_lead(ChangeMask& mask, std::uint32_t lead) {
   const std::uint32_t low = mask.words[2 * threadIdx.x];
   const std::uint32_t middle = mask.words[2 * threadIdx.x + 1];

@@ -14,13 +14,13 @@
 
 namespace sparsecast::cuda {
 
-/// 16 bytes of new bits, and the 16 bytes of old bits that they are compared with.
+/// 16 bytes of new bits, and the 16 bytes of old bits with which they are compared.
 struct TwoVectors {
   uint4 current;
   uint4 old;
 };
 
-/// Sets the words of `mask` from first_vector_word() to `end_word`, for tensors that are contiguous in memory, by
+/// Sets the words of `mask` from first_vector_word() up to `end_word`, for a tensor that is contiguous in memory, by
 /// comparing vectors of 16 bytes. Elements have 2^kShift bytes.
 template <unsigned kShift>
 __device__ void compare_vectors(const TileEntry& tile, std::uint32_t end_word, ChangeMask& mask) {
@@ -39,8 +39,8 @@ __device__ void compare_vectors(const TileEntry& tile, std::uint32_t end_word, C
                                                   end_word * (32 / kElements), mask, load, compare);
 }
 
-/// Sets the words of `mask` before `end_word`, for tensors of which at least one side is a strided view, by comparing
-/// vectors of 16 bytes. Costs, for each vector, a division for each dimension but the first.
+/// Sets the words of `mask` before `end_word` by comparing vectors of 16 bytes, where the new bits, the old bits or
+/// both are a strided view. Each vector costs one division for each dimension but the first.
 template <unsigned kShift>
 __device__ void compare_strided_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t end_word,
                                         ChangeMask& mask) {
@@ -56,8 +56,8 @@ __device__ void compare_strided_vectors(const Pipeline& pipeline, const TileEntr
   mark_pieces<1, kElements>(0, end_word * (32 / kElements), mask, load, compare);
 }
 
-/// Sets the words of `mask` from first_vector_word() to `end_word`, by the fastest loads that the source and the views
-/// allow.
+/// Sets the words of `mask` from first_vector_word() up to `end_word`, with the fastest loads that the source and the
+/// views allow.
 template <DetectSource kSource, unsigned kShift>
 __device__ void find_in_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t end_word,
                                 ChangeMask& mask) {
@@ -81,14 +81,14 @@ __device__ void find_in_vectors(const Pipeline& pipeline, const TileEntry& tile,
   }
 }
 
-/// Returns the number of the mask word after the last one whose elements are compared by vectors; 0 if no elements of
-/// the tile are.
+/// Returns the number of the mask word after the last word whose elements are compared by vectors; 0 if no elements of
+/// the tile are compared by vectors.
 __device__ inline std::uint32_t end_vector_word(const TileEntry& tile) {
   return tile.vectors ? (tile.count + tile.lead) / 32 : 0;
 }
 
-/// Sets all words of `mask` that find_in_vectors() has not set, by comparing elements one by one; each warp makes one
-/// word at a time. Then moves the bits to their places if the tile has a lead.
+/// Sets all words of `mask` that find_in_vectors() has not set, by comparing single elements; each warp makes one word
+/// at a time. If the tile has a lead, then shifts the bits so that bit i belongs to element i.
 template <DetectSource kSource, class T>
 __device__ void find_in_elements(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask) {
   const std::uint32_t lead = tile.lead;
@@ -117,8 +117,8 @@ __device__ void compare_elements(const Pipeline& pipeline, const TileEntry& tile
   if (end_vector_word(tile) != kMaskWords || tile.lead != 0) find_in_elements<kSource, T>(pipeline, tile, mask);
 }
 
-/// Sets the bits of the changed elements in `mask`, which the CTA shares, and clears all other bits. Callers need a
-/// barrier before the call if they have used `mask`. The mask is complete for all threads on return.
+/// Sets the bits of the changed elements in `mask`, which all threads of the CTA share, and clears all other bits. If
+/// `mask` has been used before, a barrier must precede the call. On return, the mask is complete for all threads.
 template <DetectSource kSource, class T>
 __device__ void find_changes(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask) {
   if constexpr (kSource == DetectSource::kMask) {
@@ -134,12 +134,12 @@ __device__ void find_changes(const Pipeline& pipeline, const TileEntry& tile, Ch
   __syncthreads();
 }
 
-/// Returns the number of changed elements among the 64 whose bits are in this thread's two words of `mask`.
+/// Returns the number of changed elements among this thread's 64 elements, whose bits are in two words of `mask`.
 __device__ inline std::uint32_t count_own_changes(const ChangeMask& mask) {
   return static_cast<std::uint32_t>(__popc(mask.words[2 * threadIdx.x]) + __popc(mask.words[2 * threadIdx.x + 1]));
 }
 
-/// Writes the positions, in the tile, of the changed elements among this thread's 64 elements to `out`, ascending.
+/// Writes to `out`, ascending, the positions in the tile of the changed elements among this thread's 64 elements.
 template <class Position>
 __device__ void list_own_changes(const ChangeMask& mask, Position* out) {
   for (std::uint32_t w = 2 * threadIdx.x; w < 2 * threadIdx.x + 2; ++w) {
@@ -149,8 +149,8 @@ __device__ void list_own_changes(const ChangeMask& mask, Position* out) {
   }
 }
 
-/// Returns the coded word of the changed element number `at` of the tile. Also stores its new bits, if the pipeline
-/// refreshes, and adds the change of the digest to `sum`. With kMask, only returns the new bits.
+/// Returns the coded word of the changed element with number `at` in the tile. Also stores the element's new bits, if
+/// the pipeline refreshes, and adds the change of the digest to `sum`. With kMask, only returns the new bits.
 template <DetectSource kSource, class T>
 __device__ T code_change(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t at, DigestSum& sum) {
   const T new_bits = new_element<kSource, T>(pipeline, tile, at);

@@ -11,8 +11,8 @@
 
 namespace sparsecast::cuda {
 
-/// Number of TileEntries that a CTA holds in shared memory, a power of two: that of a tile whose changes a warp may
-/// still be writing, that of the tile that other warps compare, and that of the next tile.
+/// Number of TileEntries that a CTA keeps in shared memory; a power of two. At one time it needs the entry of a tile
+/// whose changes a warp may still be writing, of the tile that other warps compare, and of the next tile.
 inline constexpr std::uint32_t kTilesAhead = 4;
 
 struct DetectShared {
@@ -20,7 +20,7 @@ struct DetectShared {
   ChangeMask mask;
   std::uint16_t positions[kTileEntries];
   std::uint32_t first_entry;
-  /// Sum of digest changes of each thread. In registers, the sums would compete with the loads.
+  /// Each thread's sum of digest changes. It is in shared memory, because registers are needed for the loads.
   StreamDigest digests[kThreads];
   union {
     ScanShared scan;
@@ -29,8 +29,8 @@ struct DetectShared {
 };
 
 /// Reserves `count` entries of the chunk for a tile. Returns the number of the first entry, or kNoEntries if there is
-/// no room or `count` exceeds kTileEntries. No result depends on the order of the reservations. One thread must call
-/// it.
+/// no room or if `count` exceeds kTileEntries. No result depends on the order of the reservations. Only one thread of
+/// the CTA may call it.
 __device__ inline std::uint32_t take_entries(const Pipeline& pipeline, std::uint32_t count) {
   if (count > kTileEntries) return kNoEntries;
   const std::uint64_t first = atomicAdd(reinterpret_cast<unsigned long long*>(&pipeline.counts->entries),
@@ -38,8 +38,8 @@ __device__ inline std::uint32_t take_entries(const Pipeline& pipeline, std::uint
   return first + count <= pipeline.entry_capacity ? static_cast<std::uint32_t>(first) : kNoEntries;
 }
 
-/// Writes the entries of a tile's `changed` changes, from entry number `first` on, and adds their digest changes to
-/// `sum`. `positions` are the positions of the changes.
+/// Writes the entries of a tile's `changed` changes, from entry number `first` on, and adds the changes of the digest
+/// to `sum`. `positions` holds the positions of the changes in the tile.
 template <DetectSource kSource, class T>
 __device__ void fill_entries(const Pipeline& pipeline, const TileEntry& shared_tile, std::uint32_t first,
                              std::uint32_t changed, const std::uint16_t* positions, DigestSum& sum) {
@@ -53,8 +53,8 @@ __device__ void fill_entries(const Pipeline& pipeline, const TileEntry& shared_t
   }
 }
 
-/// Finds the changes of a tile with elements of the size of T. Stores their number, and their entries if there is room,
-/// in the tables of the chunk. `number` is the number of the tile in the chunk.
+/// Finds the changes of a tile whose elements have the size of T. Stores the number of changes, and their entries if
+/// there is room, in the tables of the chunk. `number` is the number of the tile in the chunk.
 template <DetectSource kSource, class T>
 __device__ void detect_tile(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t number,
                             DetectShared& shared) {

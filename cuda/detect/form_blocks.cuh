@@ -10,8 +10,9 @@
 
 namespace sparsecast::cuda {
 
-/// Decides whether a chunk may start, and sets counts->started to 1 or 0: only if the largest possible payloads of this
-/// chunk and of the chunk before fit into the arena, so that no chunk is ever half done. Runs as one thread.
+/// Decides whether a chunk may start, and sets counts->started to 1 or 0. It may start only if the arena has room for
+/// the largest possible payloads of this chunk and of a previous chunk that may still be encoding, so that no chunk
+/// ends half done. Runs as one thread.
 static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
   Control& control = *pipeline.control;
   ChunkCounts& counts = *pipeline.counts;
@@ -27,8 +28,8 @@ static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
   for (std::uint32_t& items : counts.items) items = 0;
 }
 
-/// Stores in counts->level how much of the arena is used, once the chunk that uses this set is encoded. Runs as one
-/// thread.
+/// Stores the number of used bytes of the arena in counts->level, once the chunk that uses this set of tables has been
+/// encoded. Runs as one thread.
 static __global__ void end_chunk(Pipeline pipeline) { pipeline.counts->level = pipeline.control->arena_used; }
 
 struct FormShared {
@@ -44,13 +45,14 @@ struct FormShared {
   std::uint32_t items_begin;
 };
 
-/// Returns whether a block begins with changed tile number i of the section.
+/// Returns whether a block begins with changed tile number `i` of the section.
 __device__ inline bool starts_block(const FormShared& shared, std::uint32_t i) {
   if (i == 0 || shared.count[i] >= kBlockChanges || shared.count[i - 1] >= kBlockChanges) return true;
   return shared.before[i] / kBlockChanges != shared.before[i - 1] / kBlockChanges;
 }
 
-/// Joins the tiles of section number `index` to blocks: stores their records, their number and their work items.
+/// Joins the tiles of section number `index` to blocks. Stores the records of the blocks, their number and their work
+/// items.
 __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t index,
                                     FormShared& shared) {
   const SectionEntry section = pipeline.sections[index];

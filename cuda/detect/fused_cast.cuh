@@ -15,7 +15,7 @@
 
 namespace sparsecast::cuda {
 
-/// Four fp32 masters, and the four bf16 elements that their casts are compared with.
+/// Four fp32 masters, and the four bf16 elements with which their casts are compared.
 struct MasterPiece {
   uint4 masters;
   uint2 old;
@@ -23,16 +23,16 @@ struct MasterPiece {
 
 __device__ inline bool is_nan(std::uint32_t f32_bits) { return (f32_bits & 0x7FFFFFFFU) > 0x7F800000U; }
 
-/// Returns two fp32 masters, given as bits, cast to bf16: that of `low` in the low half of the word, that of `high` in
-/// the high half. If `exact` is false, neither may be a NaN.
+/// Casts two fp32 masters, given by their bits, to bf16. Returns the cast of `low` in the low half of the word, and the
+/// cast of `high` in the high half. Neither may be a NaN unless `exact` is true.
 __device__ inline std::uint32_t cast_pair(std::uint32_t low, std::uint32_t high, bool exact) {
   if (exact) return bf16_from_f32_bits(low) | std::uint32_t{bf16_from_f32_bits(high)} << 16;
   const auto rounded = [](std::uint32_t bits) { return bits + 0x7FFFU + (bits >> 16 & 1U); };
   return __byte_perm(rounded(low), rounded(high), 0x7632);
 }
 
-/// Returns a bit for each of the four elements, lowest first: it is set if the element's cast differs from its old
-/// bits.
+/// Returns one bit for each of the four elements, lowest first; the bit is set if the element's cast differs from its
+/// old bits.
 __device__ inline std::uint32_t different_casts(const MasterPiece& piece) {
   const uint4& masters = piece.masters;
   const bool exact = is_nan(masters.x) || is_nan(masters.y) || is_nan(masters.z) || is_nan(masters.w);
@@ -40,8 +40,9 @@ __device__ inline std::uint32_t different_casts(const MasterPiece& piece) {
                                piece.old.x, piece.old.y);
 }
 
-/// Sets the words of `mask` from first_vector_word() to `end_word`, by comparing the cast of contiguous masters with
-/// contiguous bf16. Neighbouring lanes read neighbouring masters, so that the loads of a warp are coalesced.
+/// Sets the words of `mask` from first_vector_word() up to `end_word`, by comparing the casts of contiguous masters
+/// with contiguous bf16 elements. Neighbouring lanes read neighbouring masters, so that the loads of a warp are
+/// coalesced.
 __device__ inline void cast_vectors(const TileEntry& tile, std::uint32_t end_word, ChangeMask& mask) {
   if (end_word == kMaskWords && tile.lead == 0) {
     const auto* masters = in_global(reinterpret_cast<const uint4*>(tile.current));
@@ -55,8 +56,8 @@ __device__ inline void cast_vectors(const TileEntry& tile, std::uint32_t end_wor
   mark_pieces<DetectPolicy::kInFlight, 4>(first_vector_word(tile) * 8, end_word * 8, mask, load, different_casts);
 }
 
-/// Sets the words of `mask` before `end_word`, by comparing the cast of masters with bf16, where at least one of the
-/// two is a strided view.
+/// Sets the words of `mask` before `end_word`, by comparing the casts of masters with bf16 elements, where the masters,
+/// the bf16 elements or both are a strided view.
 __device__ inline void cast_strided_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t end_word,
                                             ChangeMask& mask) {
   const auto load = [&](std::uint32_t at) {

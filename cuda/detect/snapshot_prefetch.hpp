@@ -17,22 +17,22 @@
 
 namespace sparsecast::cuda {
 
-/// Copies a snapshot in pinned host memory to the device chunk by chunk, into two buffers in turn, while kernels work
-/// on the chunk before.
+/// Copies a snapshot in pinned host memory to the device, chunk by chunk, into two buffers in turn, while kernels work
+/// on the previous chunk.
 class SnapshotPrefetch {
  public:
   /// Allocates the buffers, uploads the tables of this object, and waits for the upload. `plan` must outlive this
-  /// object. Its tensors' `old` must point to the snapshots on the host; the constructor sets its tiles' `old` to the
-  /// copies on the device.
+  /// object. The `old` pointers of its tensors must point to the snapshots on the host; the constructor sets the `old`
+  /// pointers of its tiles to the copies on the device.
   SnapshotPrefetch(TilePlan& plan, const HostWait& host);
 
-  /// Starts copying chunks `first` and `first` + 1, after the work that is already enqueued on `stream`.
+  /// Starts copying chunks `first` and `first` + 1, once the work that is already enqueued on `stream` has ended.
   void begin(std::uint32_t first, cudaStream_t stream);
-  /// Makes later work on `stream` wait until chunk number `chunk` is copied. Returns the list of tensors that the
-  /// kernels of the chunk must use as Pipeline::tensors.
+  /// Makes later work on `stream` wait until chunk number `chunk` has been copied. Returns the list of tensors that the
+  /// kernels of this chunk must use as Pipeline::tensors.
   const TensorEntry* enter(std::uint32_t chunk, cudaStream_t stream);
-  /// Starts copying chunk `chunk` + 2 into the buffer of chunk number `chunk`, behind the work that is enqueued on
-  /// `stream`. Must be called when all kernels of chunk `chunk` are enqueued there.
+  /// Starts copying chunk `chunk` + 2 into the buffer of chunk `chunk`, once the work that is already enqueued on
+  /// `stream` has ended. Must be called when all kernels of chunk `chunk` have been enqueued there.
   void leave(std::uint32_t chunk, cudaStream_t stream);
 
  private:
@@ -61,7 +61,7 @@ class SnapshotPrefetch {
   TilePlan& plan_;
   std::vector<ChunkCopy> chunks_;
   std::vector<SectionCopy> pieces_;
-  /// For each chunk, the tensors that it touches, with `old` in the chunk's buffer.
+  /// For each chunk, the tensors that it covers, with `old` pointing into the chunk's buffer.
   std::vector<TensorEntry> entries_;
   DeviceMemory d_entries_;
   Stream copies_;

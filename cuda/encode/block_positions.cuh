@@ -20,23 +20,24 @@ struct PositionList {
   }
 };
 
-/// The coding of the position part of a block, and where this thread writes.
+/// The coding of the position part of a block, and the bit numbers at which this thread writes.
 struct PositionPlan {
   PositionCodec codec = PositionCodec::kPacked;
-  /// Rice parameter of the gaps; with gap16, 1 if the gaps have 32 bits.
+  /// Rice parameter of the gaps; with gap16 instead 1 if the gaps have 32 bits, and 0 if they have 16 bits.
   std::uint32_t kp = 0;
   std::uint32_t bytes = 0;         ///< Size of the position part in bytes, padded to a multiple of 4.
-  std::uint32_t quotient_bit = 0;  ///< Only for packed: bit number at which this thread's quotients start.
-  std::uint32_t tail_bit = 0;      ///< Only for packed: bit number at which the tails of this thread's quotients start.
+  std::uint32_t quotient_bit = 0;  ///< Only for packed: bit number at which this thread's quotients begin.
+  std::uint32_t tail_bit = 0;      ///< Only for packed: bit number at which the tails of this thread's quotients begin.
 };
 
-/// Sums over the quotients of one thread's share, or of all threads, if the Rice parameter is k, k - 1 or k - 2.
+/// Sums over the quotients of one thread's share or of all threads. Each ThreeSums has the sums for three Rice
+/// parameters: k, k - 1 and k - 2.
 struct QuotientSums {
-  ThreeSums bits;   ///< Bits of the quotients' codes, without the one bits that end the unary parts.
-  ThreeSums tails;  ///< How many of `bits` are bits of tails.
+  ThreeSums bits;   ///< Number of bits of the quotients' codes, without the one bits that end the unary parts.
+  ThreeSums tails;  ///< Number of the bits in `bits` that belong to tails.
 };
 
-/// Returns the sums over this thread's share, where k is the highest of the three Rice parameters.
+/// Returns the sums over this thread's share of the positions. `k` is the highest of the three Rice parameters.
 template <class Threads>
 __device__ QuotientSums sum_own_quotients(const PositionList& list, std::uint32_t k) {
   const Share share = Threads::share(list.count);
@@ -59,8 +60,8 @@ __device__ QuotientSums sum_own_quotients(const PositionList& list, std::uint32_
   return sums;
 }
 
-/// Returns the plan of a packed position part: its Rice parameter, chosen by docs/wire-format.md §5.2, and where this
-/// thread writes.
+/// Returns the plan of a packed position part: its Rice parameter, which is chosen by docs/wire-format.md §5.2, and the
+/// bit numbers at which this thread writes.
 template <class Threads>
 __device__ PositionPlan plan_packed(const PositionList& list, const Threads& threads) {
   std::uint32_t k = rice_parameter(list.positions[list.count - 1] + 1 - list.count, list.count);
@@ -107,8 +108,8 @@ __device__ PositionPlan plan_gap16(const PositionList& list, const Threads& thre
   return plan;
 }
 
-/// Returns the plan of the position part, in the coding that `mode` names or, with kAuto, in the smaller one of bitmap
-/// and packed (docs/wire-format.md §5.4). Does not consider `dense`, which the caller does.
+/// Returns the plan of the position part in the coding that `mode` names. With kAuto, this is bitmap or packed,
+/// whichever is smaller (docs/wire-format.md §5.4). The caller must consider `dense` itself.
 template <class Threads>
 __device__ PositionPlan plan_positions(const PositionList& list, PositionMode mode, const Threads& threads) {
   PositionPlan bitmap;
@@ -157,8 +158,8 @@ __device__ void write_packed(const PositionList& list, const PositionPlan& plan,
   remainders.flush();
 }
 
-/// Writes this thread's share of the position part to `words`, which must be zero. Callers provide the barriers before
-/// and after.
+/// Writes this thread's share of the position part to `words`, which must be zero before. The callers provide the
+/// barriers before and after the call.
 template <class Threads>
 __device__ void write_positions(const PositionList& list, const PositionPlan& plan, std::uint32_t* words) {
   const Share share = Threads::share(list.count);

@@ -17,26 +17,26 @@ struct ValuesShared {
   unsigned long long best;
 };
 
-/// The coding of the value part of a block with `ulp` words, and where this thread writes.
+/// The coding of the value part of a block with `ulp` words, and the bit numbers at which this thread writes.
 struct ValuePlan {
   /// Number of low bits of each magnitude that are stored as they are.
   std::uint32_t kv = 0;
   /// Rice parameter of the exceptions' gaps.
   std::uint32_t ke = 0;
-  /// True if each magnitude is stored with its own length; kv and ke are then 0.
+  /// True if each magnitude is stored with its own length. In that case kv and ke are 0.
   bool lengths = false;
-  /// Number of exceptions of the block.
+  /// Number of exceptions in the block.
   std::uint32_t exceptions = 0;
   std::uint32_t bytes = 0;      ///< Size of the value part in bytes, padded to a multiple of 4.
-  std::uint32_t unary_bit = 0;  ///< Bit number at which the quotients of the gaps of this thread's exceptions start.
-  std::uint32_t width_bit = 0;  ///< Bit number at which the widths of the high parts of this thread's exceptions start.
-  /// Bit number at which the high parts of this thread's exceptions start, or, with `lengths`, the bits of its
-  /// magnitudes below their highest one bits.
+  std::uint32_t unary_bit = 0;  ///< Bit number at which the quotients of the gaps of this thread's exceptions begin.
+  std::uint32_t width_bit = 0;  ///< Bit number at which the widths of the high parts of this thread's exceptions begin.
+  /// Bit number at which the high parts of this thread's exceptions begin, or, with `lengths`, at which the bits of its
+  /// magnitudes below their highest one bits begin.
   std::uint32_t high_bit = 0;
 };
 
-/// Finds the entries i of `count` for which is_exception(i) is true, and writes their indices to `exceptions`,
-/// ascending. Returns their number to all threads.
+/// Finds the entries i among `count` entries for which is_exception(i) is true, and writes their indices to
+/// `exceptions`, ascending. Returns the number of exceptions to all threads.
 template <class Threads, class IsException>
 __device__ std::uint32_t list_exceptions(std::uint32_t count, const IsException& is_exception,
                                          std::uint16_t* exceptions, const Threads& threads) {
@@ -58,8 +58,8 @@ __device__ std::uint32_t list_exceptions(std::uint32_t count, const IsException&
   return static_cast<std::uint32_t>(scanned.total);
 }
 
-/// Finds the entries of `count` whose magnitude does not fit into `low_bits` bits, and writes their indices to
-/// `exceptions`, ascending. Returns their number to all threads.
+/// Finds the entries among `count` entries whose magnitudes do not fit into `low_bits` bits, and writes their indices
+/// to `exceptions`, ascending. Returns the number of exceptions to all threads.
 template <class T, class Threads>
 __device__ std::uint32_t list_exceptions(const T* words, std::uint32_t count, std::uint32_t low_bits,
                                          std::uint16_t* exceptions, const Threads& threads) {
@@ -72,9 +72,9 @@ __device__ std::uint32_t list_exceptions(const T* words, std::uint32_t count, st
   return list_exceptions(count, excepted, exceptions, threads);
 }
 
-/// Sets plan.kv or plan.lengths: the cheaper of the two forms (docs/wire-format.md §5.3), for blocks with many
-/// magnitudes that are not 0; or, with `quick`, the kv of a quick block (§5.7). Each thread computes the cost of some
-/// values of kv.
+/// Sets plan.kv or plan.lengths to the cheaper of the two forms (docs/wire-format.md §5.3), for a block with many
+/// magnitudes other than 0. With `quick`, sets plan.kv by the rule for quick blocks (§5.7). Each thread computes the
+/// costs of some values of kv.
 template <class T, class Threads>
 __device__ void plan_magnitudes(const T* words, std::uint32_t count, bool quick, ValuesShared& shared,
                                 ValuePlan& plan) {
@@ -97,8 +97,8 @@ __device__ void plan_magnitudes(const T* words, std::uint32_t count, bool quick,
   plan.kv = plan.lengths ? 0 : static_cast<std::uint32_t>(shared.best & 0xFF);
 }
 
-/// Sets plan.high_bit and plan.bytes for the form with lengths: where this thread writes the bits of its magnitudes
-/// below their highest one bits, and the size of the value part.
+/// Sets plan.high_bit and plan.bytes for the form with lengths: the bit number at which this thread writes the bits of
+/// its magnitudes below their highest one bits, and the size of the value part.
 template <class T, class Threads>
 __device__ void place_lengths(const T* words, std::uint32_t count, const Threads& threads, ValuePlan& plan) {
   const Share share = Threads::share(count);
@@ -111,8 +111,8 @@ __device__ void place_lengths(const T* words, std::uint32_t count, const Threads
   plan.bytes = static_cast<std::uint32_t>(padded_bytes(begin + scanned.total));
 }
 
-/// Writes the signs of this thread's share of `count` words to the bit string `out`, where the signs of all threads
-/// begin at bit number `first_bit`.
+/// Writes the signs of this thread's share of `count` words to the bit string `out`. The signs of all threads begin at
+/// bit number `first_bit`.
 template <class T, class Threads>
 __device__ void write_signs(const T* words, std::uint32_t count, std::uint32_t* out, std::uint32_t first_bit = 0) {
   const Share share = Threads::share(count);
@@ -143,8 +143,8 @@ __device__ void write_lengths(const T* words, std::uint32_t count, const ValuePl
   lows.flush();
 }
 
-/// The exceptions of a block, from which their gaps and their high parts (the magnitude without its kv low bits) are
-/// computed.
+/// The exceptions of a block. Their gaps and their high parts (the magnitudes without their kv low bits) are computed
+/// from these lists.
 template <class T>
 struct Exceptions {
   const T* words = nullptr;
@@ -156,8 +156,8 @@ struct Exceptions {
   __device__ T high(std::uint32_t j) const { return static_cast<T>(ulp_magnitude(words[index[j]]) >> kv); }
 };
 
-/// Chooses plan.ke and sets the bit numbers in `plan` at which this thread writes its exceptions. The plan.exceptions
-/// exceptions of all threads begin at bit number `begin_bit`. Returns the bit number after them.
+/// Sets plan.ke, and the bit numbers in `plan` at which this thread writes its exceptions. The exceptions of all
+/// threads, plan.exceptions in number, begin at bit number `begin_bit`. Returns the bit number after them.
 template <class T, class Threads>
 __device__ std::uint32_t place_exceptions(const Exceptions<T>& exceptions, std::uint32_t begin_bit,
                                           const Threads& threads, ValuePlan& plan) {
@@ -181,7 +181,7 @@ __device__ std::uint32_t place_exceptions(const Exceptions<T>& exceptions, std::
   return bit + scanned.total.second;
 }
 
-/// Returns the plan of the value part for `count` `ulp` words, and writes the indices of the exceptions to `index`.
+/// Returns the plan of the value part for `count` `ulp` words. Writes the indices of the exceptions to `index`.
 template <class T, class Threads>
 __device__ ValuePlan plan_ulp(const T* words, std::uint32_t count, bool quick, std::uint16_t* index,
                               const Threads& threads, ValuesShared& shared) {
@@ -201,7 +201,7 @@ __device__ ValuePlan plan_ulp(const T* words, std::uint32_t count, bool quick, s
   return plan;
 }
 
-/// Writes this thread's exceptions to the bit string `out`; the exceptions of all threads begin at bit number
+/// Writes this thread's exceptions to the bit string `out`. The exceptions of all threads begin at bit number
 /// `begin_bit`.
 template <class T, class Threads>
 __device__ void write_exceptions(const Exceptions<T>& exceptions, const ValuePlan& plan, std::uint32_t begin_bit,
@@ -233,8 +233,8 @@ __device__ void write_exceptions(const Exceptions<T>& exceptions, const ValuePla
   highs.flush();
 }
 
-/// Writes this thread's share of the `ulp` words, by `plan`, to `out`, which must be zero. `index` are the indices of
-/// the exceptions. Callers provide the barriers before and after.
+/// Writes this thread's share of the `ulp` words to `out`, which must be zero before, in the coding of `plan`. `index`
+/// holds the indices of the exceptions. The callers provide the barriers before and after the call.
 template <class T, class Threads>
 __device__ void write_ulp(const T* words, std::uint32_t count, const std::uint16_t* index, const ValuePlan& plan,
                           std::uint32_t* out) {
@@ -254,7 +254,7 @@ __device__ void write_ulp(const T* words, std::uint32_t count, const std::uint16
   write_exceptions<T, Threads>(Exceptions<T>{words, index, plan.kv}, plan, count * (1 + plan.kv), out);
 }
 
-/// Writes this thread's share of the coded words uncompressed to `out`, which must be zero.
+/// Writes this thread's share of the coded words, uncompressed, to `out`, which must be zero before.
 template <class T, class Threads>
 __device__ void write_words(const T* words, std::uint32_t count, std::uint32_t* out) {
   const Share share = Threads::share(count);

@@ -11,19 +11,19 @@
 
 namespace sparsecast::cuda {
 
-/// The memory of the tables between detect and encode. Chunks use two sets of it in turn.
+/// The memory of the tables between detect and encode. Successive chunks use two sets of tables in turn.
 class ChunkSets {
  public:
   ChunkSets() = default;
-  /// Allocates as many sets as the plan has chunks, at most two. Each set has room for `entries` entries.
+  /// Allocates one set for each chunk of the plan, but at most two. Each set has room for `entries` entries.
   ChunkSets(const TilePlan& plan, std::uint64_t entries);
 
-  /// Returns a copy of `pipeline` with the tables and the counts of the set that chunk number `chunk` uses.
+  /// Returns a copy of `pipeline` that refers to the tables and the counts of the set that chunk number `chunk` uses.
   Pipeline enter(Pipeline pipeline, std::uint32_t chunk) const;
   /// Returns the number of entries that each set has room for.
   std::uint64_t entries() const noexcept { return entries_; }
-  /// Makes room for `count` entries in each set; their contents are lost. If there is not enough memory, throws
-  /// Error{kUnsupported} and keeps the sets as they were.
+  /// Makes room for `count` entries in each set. The contents of the entries are lost. If there is not enough memory,
+  /// throws Error{kUnsupported} and keeps the sets as they were.
   void allocate_entries(std::uint64_t count);
 
  private:

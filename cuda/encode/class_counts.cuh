@@ -12,26 +12,27 @@
 
 namespace sparsecast::cuda {
 
-/// Number of threads in a segment. One thread sums the counts of a segment.
+/// Number of threads in a segment. One thread adds up the counts of a segment for one class.
 inline constexpr std::uint32_t kSegment = 16;
 static_assert(kThreads / kSegment == kSegment && kSegment == kMostClasses, "a thread for each class and segment");
 
-/// For each class: the number of elements that each thread has counted, at most 255, and sums of these numbers.
+/// For each class: the number of its elements that each thread has counted (at most 255), and sums of these numbers.
 struct ClassCounts {
   alignas(16) std::uint8_t of[kMostClasses][kThreads];
-  std::uint16_t segments[kMostClasses][kThreads / kSegment];  ///< Sum over all threads before each segment.
+  /// For each class and segment: the sum of `of` over all threads of lower segments.
+  std::uint16_t segments[kMostClasses][kThreads / kSegment];
   std::uint32_t totals[kMostClasses];
 };
 
-/// Adds the four bytes in `bytes` to the two 16-bit sums in `sum`. fold() turns these into one sum.
+/// Adds the four bytes in `bytes` to the two 16-bit sums in `sum`. fold() adds the two sums.
 __device__ inline std::uint32_t add_bytes(std::uint32_t sum, std::uint32_t bytes) {
   return sum + (bytes & 0x00FF00FFU) + (bytes >> 8 & 0x00FF00FFU);
 }
 /// Returns the sum of the two halves of a word.
 __device__ inline std::uint32_t fold(std::uint32_t halves) { return (halves & 0xFFFF) + (halves >> 16); }
 
-/// Sets counts.segments and counts.totals, after each thread has written its counts to counts.of. Begins and ends with
-/// a barrier.
+/// Sets counts.segments and counts.totals from counts.of, to which each thread must have written its counts. Begins and
+/// ends with a barrier.
 __device__ inline void sum_segments(ClassCounts& counts) {
   __syncthreads();
   const std::uint32_t c = threadIdx.x / kSegment;
@@ -49,7 +50,7 @@ __device__ inline void sum_segments(ClassCounts& counts) {
   __syncthreads();
 }
 
-/// Returns how many elements of class c the threads with lower numbers than `thread` have counted.
+/// Returns the number of elements of class `c` that all threads with numbers below `thread` have counted.
 __device__ inline std::uint32_t counted_before(const ClassCounts& counts, std::uint32_t c, std::uint32_t thread) {
   const uint4 bytes = reinterpret_cast<const uint4*>(counts.of[c])[thread / kSegment];
   const std::uint32_t lower = thread % kSegment;  // Number of bytes to add.
@@ -68,7 +69,7 @@ struct ClassPlanes {
   ChangeMask bits[4];
 };
 
-/// Returns a mask of 32 elements, those of word number `w` of the planes: a bit is set if the element's class is c.
+/// Returns a mask of the 32 elements in word number `w` of the planes; a bit is set if the element has class `c`.
 __device__ inline std::uint32_t of_class(const ClassPlanes& planes, std::uint32_t w, std::uint32_t c) {
   std::uint32_t other = 0;
   SPARSECAST_UNROLL
@@ -76,8 +77,8 @@ __device__ inline std::uint32_t of_class(const ClassPlanes& planes, std::uint32_
   return ~other;
 }
 
-/// Returns a mask of 32 elements, whose classes are in one word of each plane: a bit is set if the element's class is
-/// c, which the compiler must know.
+/// Returns a mask of the 32 elements whose classes are in `planes`, one word of each plane; a bit is set if the element
+/// has class `c`. The compiler must know `c`.
 __device__ inline std::uint32_t of_class(const std::uint32_t (&planes)[4], std::uint32_t c) {
   std::uint32_t bits = ~0U;
   SPARSECAST_UNROLL
@@ -85,8 +86,8 @@ __device__ inline std::uint32_t of_class(const std::uint32_t (&planes)[4], std::
   return bits;
 }
 
-/// Stores in counts.of the number of this thread's 64 elements of each of the first `classes` classes. Does not count
-/// elements whose bit in `leave` is set. Callers provide the barriers.
+/// Stores in counts.of, for each of the first `classes` classes, the number of this thread's 64 elements that have the
+/// class. Does not count elements whose bit in `leave` is set. The callers provide the barriers.
 __device__ inline void count_own_classes(const ClassPlanes& planes, const ChangeMask& leave, std::uint32_t classes,
                                          ClassCounts& counts) {
   std::uint32_t words[2][4];
@@ -105,8 +106,8 @@ __device__ inline void count_own_classes(const ClassPlanes& planes, const Change
   }
 }
 
-/// Returns the number of elements of class c before element number `at` of the tile. Does not count elements whose bit
-/// in `leave` is set.
+/// Returns the number of elements of class `c` before element number `at` of the tile. Does not count elements whose
+/// bit in `leave` is set.
 __device__ inline std::uint32_t count_before(const ClassPlanes& planes, const ChangeMask& leave,
                                              const ClassCounts& counts, std::uint32_t c, std::uint32_t at) {
   const std::uint32_t w = at / 32;
@@ -116,13 +117,13 @@ __device__ inline std::uint32_t count_before(const ClassPlanes& planes, const Ch
   return count + static_cast<std::uint32_t>(__popc(of_class(planes, w, c) & ~leave.words[w] & below));
 }
 
-/// The bits of eight consecutive elements of a tile, as 32-bit words in the order of memory.
+/// The bits of eight consecutive elements of a tile, as 32-bit words in the order in memory.
 template <class T>
 struct EightWords {
   std::uint32_t words[2 * sizeof(T)];
 };
 
-/// Returns the elements of numbers 8 * at to 8 * at + 7, counted from `base`, which is aligned to 16 bytes.
+/// Returns elements 8 * at to 8 * at + 7, where element 0 is at `base`, which must be aligned to 16 bytes.
 template <class T>
 __device__ EightWords<T> load_eight(const std::byte* base, std::uint32_t at) {
   EightWords<T> eight;
@@ -143,7 +144,8 @@ __device__ EightWords<T> load_eight(const std::byte* base, std::uint32_t at) {
   return eight;
 }
 
-/// Keys of eight consecutive elements, two per word: that of the element of lower number in the low half.
+/// Keys of eight consecutive elements. Each word holds two keys; the key of the element with the lower number is in the
+/// low half.
 struct EightKeys {
   std::uint32_t pairs[4];
 };
@@ -176,8 +178,8 @@ __device__ EightKeys keys_of(const EightWords<T>& eight, const ExponentField& fi
   return keys;
 }
 
-/// Returns max(0, min(a + b, most)) for the lower and for the upper halves of the three words, as signed 16-bit
-/// numbers.
+/// Returns max(0, min(a + b, most)), computed separately for the lower and the upper halves of the three words, as
+/// signed 16-bit numbers.
 __device__ inline std::uint32_t add_halves_within(std::uint32_t a, std::uint32_t b, std::uint32_t most) {
 #if defined(__CUDA_ARCH__)
   return __viaddmin_s16x2_relu(a, b, most);
@@ -193,7 +195,8 @@ __device__ inline std::uint32_t add_halves_within(std::uint32_t a, std::uint32_t
 #endif
 }
 
-/// Computes the classes of two keys at a time. Holds the parameters of class_of(), repeated in both halves of a word.
+/// Computes the classes of two keys at a time. Each field holds a parameter of class_of(); `offset` and `most` have it
+/// in both halves.
 struct ClassPairs {
   std::uint32_t offset;
   std::uint32_t most;
@@ -205,13 +208,14 @@ struct ClassPairs {
         most((classes.count * classes.width - 1) * 0x00010001U),
         shift(classes.width - 1) {}
 
-  /// Returns the classes of two keys, which are in the halves of `keys`, in the halves of the result.
+  /// Returns the classes of two keys. The keys are in the halves of `keys`, and their classes in the halves of the
+  /// result.
   __device__ std::uint32_t of(std::uint32_t keys) const {
     return add_halves_within(keys ^ 0x00FF00FFU, offset, most) >> shift & 0x000F000FU;
   }
 };
 
-/// Stores in `planes` the classes of the eight elements from number 8 * at on, whose keys are `keys`.
+/// Stores in `planes` the classes of elements 8 * at to 8 * at + 7 of the tile, whose keys are `keys`.
 __device__ inline void store_classes(ClassPlanes& planes, std::uint32_t at, const EightKeys& keys,
                                      const ClassPairs& classes) {
   // `bits` holds eight classes of four bits, those of elements with odd numbers in the upper half. Two exchanges of

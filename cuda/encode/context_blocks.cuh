@@ -13,22 +13,22 @@ namespace sparsecast::cuda {
 
 struct FormContextsShared {
   ScanShared scan;
-  /// For each block of the section: the number of changes in the earlier blocks of the section.
+  /// For each block of the section: the number of changes in all earlier blocks of the section.
   std::uint32_t before[kTilesPerSection];
   std::uint32_t count[kTilesPerSection];
-  /// For each larger block that may be `context`: the number, in the section, of its first block.
+  /// For each larger block that may be `context`: the number, in the section, of the first block that it joins.
   std::uint32_t first[kTilesPerSection];
   std::uint32_t items_begin;
 };
 
-/// form_contexts joins runs of consecutive blocks to larger blocks, which may be coded as `context`. Returns whether
-/// block `i` of the section begins such a run.
+/// Returns whether block `i` of the section begins a larger block. form_contexts joins runs of consecutive blocks to
+/// larger blocks, which may be coded as `context`.
 __device__ inline bool starts_context(const FormContextsShared& shared, std::uint32_t i) {
   if (i == 0 || shared.count[i] >= kContextBlockChanges || shared.count[i - 1] >= kContextBlockChanges) return true;
   return shared.before[i] / kContextBlockChanges != shared.before[i - 1] / kContextBlockChanges;
 }
 
-/// Joins the blocks of each section to larger blocks, and stores these in contexts.blocks with their work items.
+/// Joins the blocks of each section to larger blocks, and stores these in contexts.blocks, with a work item for each.
 static __global__ void __launch_bounds__(kThreads)
     form_contexts(Pipeline pipeline, Chunk chunk, ContextTables contexts) {
   SPARSECAST_SHARED(FormContextsShared, shared);
@@ -72,19 +72,19 @@ static __global__ void __launch_bounds__(kThreads)
 
 struct ChooseShared {
   ScanShared scan;
-  /// For each block of the section: what to write in its place (kNothing, kItself, or kContextBlock and above).
+  /// For each block of the section: what to write in place of the block (kNothing, kItself, or kContextBlock + n).
   std::uint32_t choices[kTilesPerSection];
 };
-/// Value of `choices` for a block that an earlier `context` block covers: nothing is written in its place.
+/// Value in `choices` for a block that an earlier `context` block covers; nothing is written in place of it.
 inline constexpr std::uint32_t kNothing = 0;
-/// Value of `choices` for a block that is kept.
+/// Value in `choices` for a block that is kept.
 inline constexpr std::uint32_t kItself = 1;
-/// Value of `choices` for a block that is replaced by the section's `context` block number n, which begins there:
-/// kContextBlock + n.
+/// Value in `choices` for a block that begins the section's `context` block number n, which replaces it: kContextBlock
+/// + n.
 inline constexpr std::uint32_t kContextBlock = 2;
 
-/// Stores in contexts.chosen the blocks of each section, with `context` blocks where these are smaller than the blocks
-/// that they would replace.
+/// Stores the chosen blocks of each section in contexts.chosen. A `context` block is chosen where it is smaller than
+/// the blocks that it would replace.
 static __global__ void __launch_bounds__(kThreads)
     choose_blocks(Pipeline pipeline, Chunk chunk, ContextTables contexts) {
   SPARSECAST_SHARED(ChooseShared, shared);

@@ -14,16 +14,17 @@
 
 namespace sparsecast::cuda {
 
-/// Lists of the properties of each change of a block, in the scratch memory of a CTA of encode_contexts.
+/// Lists with one element for each change of a block, in the scratch memory of a CTA of encode_contexts.
 template <class T>
 struct ContextEntries {
   // Sorted by class, and in a class by position.
   T* words = nullptr;
   // By position.
   T* found_words = nullptr;
-  /// Positions of the changes in the block, ascending; rank_changes replaces them by ranks.
+  /// Positions of the changes in the block, ascending; rank_changes() replaces them by ranks.
   std::uint32_t* found_positions = nullptr;
-  /// Ranks of the changes, sorted by class: the number of unchanged elements of the class before the change.
+  /// Ranks of the changes, sorted by class. The rank of a change is the number of unchanged elements of its class
+  /// before it.
   std::uint32_t* ranks = nullptr;
   std::uint16_t* exceptions = nullptr;
   std::uint8_t* found_keys = nullptr;
@@ -44,35 +45,35 @@ __device__ ContextEntries<T> context_scratch(const Pipeline& pipeline) {
   return entries;
 }
 
-/// Shared memory of encode_contexts while it collects the changes of a block: first `keys`, then `tiles`.
+/// Shared memory of encode_contexts while it collects the changes of a block. It uses `keys` first and `tiles` later.
 union ContextFindings {
-  /// Used first: the numbers of changes of the block by the key of their old word.
+  /// Used first: the numbers of changes of the block, counted by the key of the old word.
   struct {
     KeyCounts all;
-    KeyCounts far;  ///< For each key, the number of changes by more than one ULP.
+    KeyCounts far;  ///< For each key, the number of changes that differ from the old word by more than one ULP.
     std::uint32_t first_near;
     std::uint32_t rice_keys;
   } keys;
-  /// Used then: the classes of the current tile, and the counts of its elements.
+  /// Used later: the classes of the current tile, and the counts of its elements.
   struct {
     ClassCounts counts;
     ClassPlanes planes;
     ChangeMask changed;
-    std::uint32_t before[kMostClasses];  ///< Number of unchanged elements of each class in the tiles before.
+    std::uint32_t before[kMostClasses];  ///< For each class, the number of unchanged elements in all earlier tiles.
   } tiles;
 };
 
-/// Parameters of one block that are computed while its changes are collected.
+/// Parameters of one block, which are computed while its changes are collected.
 struct ContextChanges {
-  /// Number of changes of the block.
+  /// Number of changes in the block.
   std::uint32_t count = 0;
   ContextClasses classes;
-  std::uint32_t rice_keys = 0;  ///< The values of changes with keys below this one are Rice-coded.
-  std::uint32_t check = 0;      ///< Part of the block's check sum that this thread has added up.
+  std::uint32_t rice_keys = 0;  ///< Number of keys whose values are Rice-coded: the keys below this number.
+  std::uint32_t check = 0;      ///< This thread's part of the block's check sum.
 };
 
-/// Returns what an old word adds to the check sum of its block (docs/wire-format.md §4.3). `at` is the number of its
-/// element.
+/// Returns the amount that the old word `word` of the element with number `at` adds to the check sum of its block
+/// (docs/wire-format.md §4.3).
 template <class T>
 __device__ std::uint32_t in_sum(T word, std::uint32_t at) {
   if constexpr (sizeof(T) == 8) {
@@ -84,8 +85,8 @@ __device__ std::uint32_t in_sum(T word, std::uint32_t at) {
   }
 }
 
-/// Compares a tile that has no entries, whose old words are thus not refreshed yet, and writes the positions of its
-/// changes in the tile to `positions`, ascending. Uses `mask` as scratch. Ends with a barrier.
+/// Compares a tile that has no entries, and writes the positions of its changes in the tile to `positions`, ascending.
+/// The old words of such a tile have not been refreshed yet. Uses `mask` as scratch memory. Ends with a barrier.
 template <DetectSource kSource, class T>
 __device__ void find_positions_again(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask,
                                      CtaThreads::Shared& threads, std::uint32_t* positions) {
@@ -96,8 +97,8 @@ __device__ void find_positions_again(const Pipeline& pipeline, const TileEntry& 
 }
 
 /// Writes found_positions, found_words and found_keys of the changes in the `tiles` tiles of a block, and counts their
-/// keys in found.keys. Returns this thread's part of what the changes add to the check sum, to which classify_tile()
-/// adds the words that are in memory. Callers provide the barrier afterwards.
+/// keys in found.keys. Returns this thread's part of the amount that the changes add to the check sum; classify_tile()
+/// adds the words that are in memory. The callers provide the barrier after the call.
 template <DetectSource kSource, class T>
 __device__ std::uint32_t gather_changes(const Pipeline& pipeline, const Chunk& chunk, const WorkItem& item,
                                         std::uint32_t tiles, const ContextEntries<T>& entries,
@@ -135,7 +136,7 @@ __device__ std::uint32_t gather_changes(const Pipeline& pipeline, const Chunk& c
   return check;
 }
 
-/// Sets changes.classes and changes.rice_keys by docs/wire-format.md §5.6, from the counts in found.keys. Thread k
+/// Sets changes.classes and changes.rice_keys from the counts in found.keys, by docs/wire-format.md §5.6. Thread k
 /// handles key k. Acts as a barrier of the CTA.
 __device__ inline void choose_parameters(ContextFindings& found, CtaThreads::Shared& threads, ContextChanges& changes) {
   static_assert(kThreads == kContextKeys);
@@ -159,7 +160,7 @@ __device__ inline void choose_parameters(ContextFindings& found, CtaThreads::Sha
 }
 
 /// Stores in `planes` the classes of a tile's elements, computed from the old words in memory. Returns this thread's
-/// part of what these words add to the check sum. Callers provide the barriers.
+/// part of the amount that these words add to the check sum. The callers provide the barriers.
 template <DetectSource kSource, class T>
 __device__ std::uint32_t classify_tile(const Pipeline& pipeline, const TileEntry& tile, const ExponentField& field,
                                        const ClassPairs& classes, ClassPlanes& planes) {
@@ -202,8 +203,9 @@ __device__ std::uint32_t classify_tile(const Pipeline& pipeline, const TileEntry
   return sum;
 }
 
-/// Replaces the position of each change in entries.found_positions by its rank: the number of unchanged elements of its
-/// class before it, counted tile by tile. Adds the words in memory to changes.check. Ends with a barrier.
+/// Replaces the position of each change in entries.found_positions by the change's rank, the number of unchanged
+/// elements of its class before it in the block. Works tile by tile. Adds the words in memory to changes.check. Ends
+/// with a barrier.
 template <DetectSource kSource, class T>
 __device__ void rank_changes(const Pipeline& pipeline, const Chunk& chunk, const WorkItem& item, std::uint32_t tiles,
                              const ContextEntries<T>& entries, const ExponentField& field, ContextFindings& found,
@@ -242,8 +244,8 @@ __device__ void rank_changes(const Pipeline& pipeline, const Chunk& chunk, const
   }
 }
 
-/// Writes the words, ranks and keys of the changes, sorted by class, to `entries`. Sets begin[c] to the number of the
-/// first change of class c. Callers provide the barrier afterwards.
+/// Writes the words, ranks and keys of the changes to `entries`, sorted by class. Sets begin[c] to the number of the
+/// first change of class c. The callers provide the barrier after the call.
 template <class T>
 __device__ void sort_by_class(const ContextEntries<T>& entries, const ContextChanges& changes, ClassCounts& counts,
                               std::uint32_t (&begin)[kMostClasses + 1]) {

@@ -8,14 +8,14 @@
 
 namespace sparsecast::cuda {
 
-/// Number of bit widths that a magnitude can have: 0 to that of the element.
+/// Number of different bit widths of a magnitude: 0 to the width of the element.
 template <class T>
 inline constexpr std::uint32_t kMagnitudeWidths = kWidthOf<T> + 1;
-/// Number of distances of a key below `rice_keys` that are counted separately. Larger distances count as the last one:
-/// they store all but one bit of their values uncoded, whatever the scale.
+/// Number of distances of a key below `rice_keys` that are counted separately. Larger distances count as the largest of
+/// them, because their values have all bits but one stored uncoded, whatever the scale is.
 template <class T>
 inline constexpr std::uint32_t kRiceDistances = kWidthOf<T> + 8;
-/// Largest number of scales that a writer chooses from by docs/wire-format.md §5.6.
+/// Largest number of scales among which a writer chooses by docs/wire-format.md §5.6.
 template <class T>
 inline constexpr std::uint32_t kScales = kWidthOf<T> + 8;
 /// Number of bits of the position part before the numbers of changes of the classes.
@@ -29,12 +29,12 @@ struct ContextPlanShared {
   // Indexed by class.
   std::uint32_t k[kMostClasses];     ///< Rice parameter whose cost is computed next; kDone if none is left.
   std::uint32_t kp[kMostClasses];    ///< Rice parameter with the lowest cost so far.
-  std::uint32_t best[kMostClasses];  ///< Cost of kp: number of bits of the class's gaps.
-  /// Bits of the class's quotients with the parameters k, k - 1 and k - 2.
+  std::uint32_t best[kMostClasses];  ///< Cost of kp: the number of bits that the class's gaps take with it.
+  /// Number of bits of the class's quotients with each of the parameters k, k - 1 and k - 2.
   std::uint32_t sums[kMostClasses][3];
-  /// Bit number, in the position part, at which the remainders of the class start.
+  /// Bit number, in the position part, at which the remainders of the class begin.
   std::uint32_t remainder_bit[kMostClasses];
-  std::uint32_t quotient_bit;  ///< Bit number, in the position part, at which the quotients of all classes start.
+  std::uint32_t quotient_bit;  ///< Bit number, in the position part, at which the quotients of all classes begin.
   // For the values.
   std::uint32_t widths[kRiceDistances<T>][kMagnitudeWidths<T>];
   std::uint32_t costs[kScales<T>];
@@ -44,21 +44,22 @@ inline constexpr std::uint32_t kDone = ~std::uint32_t{0};
 
 /// The changes of a block, sorted by class.
 struct ClassRuns {
-  const std::uint32_t* begin;  ///< Number of the first change of each class: kMostClasses + 1 numbers in shared memory.
+  /// Number of the first change of each class: a list of kMostClasses + 1 numbers in shared memory.
+  const std::uint32_t* begin;
   ContextClasses classes;
   const std::uint8_t* keys;
   const std::uint32_t* ranks;  ///< Rank of each change: the number of unchanged elements of its class before it.
 
   __device__ std::uint32_t size(std::uint32_t c) const { return begin[c + 1] - begin[c]; }
   __device__ std::uint32_t class_at(std::uint32_t i) const { return class_of(keys[i], classes); }
-  /// Returns the number of unchanged elements of class c between change i, which is of this class, and the one before
-  /// it.
+  /// Returns the number of unchanged elements of class `c` between change `i`, which has this class, and the previous
+  /// change of the class.
   __device__ std::uint32_t gap(std::uint32_t i, std::uint32_t c) const {
     return i == begin[c] ? ranks[i] : ranks[i] - ranks[i - 1];
   }
 };
 
-/// Adds the bits of this thread's quotients to shared.sums, in each class whose k is not kDone.
+/// Adds the number of bits of this thread's quotients to shared.sums, for each class whose k is not kDone.
 template <class T>
 __device__ void sum_class_quotients(const ClassRuns& runs, std::uint32_t count, ContextPlanShared<T>& shared) {
   const Share share = CtaThreads::share(count);
@@ -84,7 +85,8 @@ __device__ void sum_class_quotients(const ClassRuns& runs, std::uint32_t count, 
   }
 }
 
-/// Sets shared.kp of every class: its Rice parameter by docs/wire-format.md §5.2. Ends with a barrier.
+/// Sets shared.kp of each class to its Rice parameter, which is chosen by docs/wire-format.md §5.2. Ends with a
+/// barrier.
 template <class T>
 __device__ void choose_class_parameters(const ClassRuns& runs, std::uint32_t count, ContextPlanShared<T>& shared) {
   const std::uint32_t c = threadIdx.x;
@@ -120,15 +122,16 @@ __device__ void choose_class_parameters(const ClassRuns& runs, std::uint32_t cou
   } while (__syncthreads_or(lower ? 1 : 0) != 0);
 }
 
-/// The size of the position part of a `context` block, and where this thread writes its quotients and tails.
+/// The size of the position part of a `context` block, and the bit numbers at which this thread writes its quotients
+/// and tails.
 struct ContextPositionPlan {
   std::uint32_t quotient_bit = 0;
   std::uint32_t tail_bit = 0;
   std::uint32_t bytes = 0;  ///< Size of the position part in bytes, padded to a multiple of 4.
 };
 
-/// Returns the plan of the position part for this thread, after it has set shared.kp and the bit numbers in `shared`.
-/// Ends with a barrier.
+/// Sets shared.kp and the bit numbers in `shared`. Returns the plan of the position part for this thread. Ends with a
+/// barrier.
 template <class T>
 __device__ ContextPositionPlan plan_context_positions(const ClassRuns& runs, std::uint32_t count,
                                                       const CtaThreads& threads, ContextPlanShared<T>& shared) {
@@ -159,8 +162,8 @@ __device__ ContextPositionPlan plan_context_positions(const ClassRuns& runs, std
   return plan;
 }
 
-/// Writes this thread's share of the position part to `out`, which must be zero; thread 0 also writes its head, with
-/// `check` as check sum. Callers provide the barriers.
+/// Writes this thread's share of the position part to `out`, which must be zero before. Thread 0 also writes the head
+/// of the part, with the check sum `check`. The callers provide the barriers.
 template <class T>
 __device__ void write_context_positions(const ClassRuns& runs, std::uint32_t count, std::uint32_t check,
                                         const ContextPositionPlan& plan, const ContextPlanShared<T>& shared,
@@ -199,8 +202,8 @@ __device__ void write_context_positions(const ClassRuns& runs, std::uint32_t cou
   remainders.flush();
 }
 
-/// Returns to all threads the scale with which the values whose keys are below `rice_keys`, which is not 0, take the
-/// fewest bits. Callers provide the barrier afterwards.
+/// Returns to all threads the scale with which the values whose keys are below `rice_keys` take the fewest bits.
+/// `rice_keys` must not be 0. The callers provide the barrier after the call.
 template <class T>
 __device__ std::uint32_t choose_scale(const ContextEntries<T>& entries, std::uint32_t count, std::uint32_t rice_keys,
                                       ContextPlanShared<T>& shared) {
@@ -245,7 +248,7 @@ __device__ std::uint32_t choose_scale(const ContextEntries<T>& entries, std::uin
   return static_cast<std::uint32_t>(shared.least & 0xFFFF);  // The smallest of equal costs wins.
 }
 
-/// A Rice-coded value: the number of its low bits, which are stored as they are, and the quotient above them.
+/// A Rice-coded value: the number of its low bits, which are stored uncoded, and the quotient above them.
 struct RiceValue {
   std::uint32_t low_bits;
   std::uint64_t quotient;
@@ -265,7 +268,7 @@ __device__ RiceValue rice_value(const ContextEntries<T>& entries, const ContextV
 struct ContextValuePlan {
   ContextValues values;
   ValuePlan exceptions;
-  /// Bit number of the low bits of this thread's Rice-coded values.
+  /// Bit number at which the low bits of this thread's Rice-coded values begin.
   std::uint32_t low_bit = 0;
   /// Bit number at which the exceptions of all threads begin.
   std::uint32_t exceptions_bit = 0;
@@ -274,8 +277,8 @@ struct ContextValuePlan {
   std::uint32_t bytes = 0;  ///< Size of the value part in bytes, padded to a multiple of 4.
 };
 
-/// Returns the plan of the value part: its parameters, and where this thread writes. Also writes the indices of the
-/// exceptions to entries.exceptions.
+/// Returns the plan of the value part: its parameters, and the bit numbers at which this thread writes. Also writes the
+/// indices of the exceptions to entries.exceptions.
 template <class T>
 __device__ ContextValuePlan plan_context_values(const ContextEntries<T>& entries, std::uint32_t count,
                                                 std::uint32_t rice_keys, const CtaThreads& threads,
@@ -309,8 +312,8 @@ __device__ ContextValuePlan plan_context_values(const ContextEntries<T>& entries
   return plan;
 }
 
-/// Writes this thread's share of the value part to `out`, which must be zero; thread 0 also writes its head. Callers
-/// provide the barriers.
+/// Writes this thread's share of the value part to `out`, which must be zero before. Thread 0 also writes the head of
+/// the part. The callers provide the barriers.
 template <class T>
 __device__ void write_context_values(const ContextEntries<T>& entries, std::uint32_t count,
                                      const ContextValuePlan& plan, std::uint32_t* out) {

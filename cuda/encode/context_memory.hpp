@@ -10,7 +10,7 @@
 
 namespace sparsecast::cuda {
 
-/// The memory of ContextTables.
+/// Owns the device memory to which ContextTables point.
 class ContextMemory {
  public:
   ContextMemory() = default;

@@ -19,7 +19,7 @@ namespace sparsecast::cuda {
 /// Number of warps in a CTA of encode_runs.
 template <class T>
 inline constexpr unsigned kRunWarps = EncodePolicy::run_warps(sizeof(T));
-/// Returns how many CTAs of encode_runs are resident on a multiprocessor.
+/// Returns the number of CTAs of encode_runs that one multiprocessor holds at once.
 template <class T>
 constexpr unsigned run_ctas(const EncodePolicy& policy) {
   return sizeof(T) <= 2 ? policy.run_ctas : policy.wide_run_ctas;
@@ -56,7 +56,7 @@ struct EncodeShared {
     CtaDigest::TempStorage digest;
   };
   std::uint32_t stage[kStageBytes / 4];
-  /// Sum of digest changes of each thread. In registers, the sums would compete with the plan.
+  /// Each thread's sum of digest changes. It is in shared memory, because registers are needed for the plan.
   StreamDigest digests[kThreads];
 };
 
@@ -74,7 +74,7 @@ __device__ T* words_at(const Pipeline& pipeline, std::uint32_t first) {
   return reinterpret_cast<T*>(pipeline.entry_words + std::uint64_t{first} * pipeline.entry_word_bytes);
 }
 
-/// Returns the lists in the scratch memory of this CTA; they have room for the changes of a whole tile.
+/// Returns the lists in the scratch memory of this CTA. They have room for the changes of a whole tile.
 template <class T>
 __device__ Entries<T> scratch_of(const Pipeline& pipeline) {
   std::byte* scratch = pipeline.scratch + std::uint64_t{blockIdx.x} * pipeline.scratch_stride;
@@ -83,10 +83,10 @@ __device__ Entries<T> scratch_of(const Pipeline& pipeline) {
           reinterpret_cast<std::uint16_t*>(scratch + kTileElems * (sizeof(T) + 4))};
 }
 
-/// Copies the entries (positions and coded words) of the tiles of a block to `entries`, tile after tile. Returns true
-/// if any tile that has changes has no stored entries (kNoEntries); its places in `entries` are then left unwritten.
-/// The caller must provide the barrier afterwards. No barrier is needed before the call: each thread overwrites only
-/// entries that it alone read last (write_dense_coded), or a barrier followed their last use.
+/// Copies the entries (positions and coded words) of a block's tiles to `entries`, tile after tile. Returns true if a
+/// tile with changes has no stored entries (kNoEntries); the places of its changes in `entries` are then not written.
+/// The caller must provide a barrier after the call. None is needed before it: each thread overwrites only entries that
+/// no other thread has read since the last barrier.
 template <class T, class Threads>
 __device__ bool gather_entries(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t first_tile,
                                std::uint32_t tiles, const Entries<T>& entries) {
@@ -113,9 +113,9 @@ __device__ bool gather_entries(const Pipeline& pipeline, const Chunk& chunk, std
   return lacking;
 }
 
-/// Returns the `count` changes of a block of one tile whose first entry has number `first`. Copies their positions to
-/// entries.positions, but leaves their words where they are. If the tile has no entries (`first` is kNoEntries),
-/// returns `entries` as they are.
+/// Returns the `count` changes of a block of one tile; `first` is the number of the tile's first entry. Copies the
+/// positions to entries.positions, but leaves the words where they are. If `first` is kNoEntries, returns `entries` as
+/// it is.
 template <class T>
 __device__ Entries<T> gather_tile(const Pipeline& pipeline, std::uint32_t first, std::uint32_t count,
                                   Entries<T> entries) {
@@ -127,7 +127,7 @@ __device__ Entries<T> gather_tile(const Pipeline& pipeline, std::uint32_t first,
   return entries;
 }
 
-/// Compares again those tiles of a block that have no entries, and writes the positions and coded words of their
+/// Compares those tiles of a block that have no entries once more, and writes the positions and coded words of their
 /// changes to their places in `entries`.
 template <DetectSource kSource, class T>
 __device__ void read_tiles_again(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t first_tile,
@@ -155,7 +155,7 @@ __device__ void read_tiles_again(const Pipeline& pipeline, const Chunk& chunk, s
   }
 }
 
-/// Writes the new bits of every element of a tile to `out`; each thread writes one 32-bit word at a time.
+/// Writes the new bits of all elements of a tile to `out`. Each thread writes one 32-bit word at a time.
 template <DetectSource kSource, class T>
 __device__ void write_dense_raw(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t* out) {
   const std::uint32_t words = (tile.count * static_cast<std::uint32_t>(sizeof(T)) + 3) / 4;
@@ -173,7 +173,7 @@ __device__ void write_dense_raw(const Pipeline& pipeline, const TileEntry& tile,
   }
 }
 
-/// Writes the coded words of `count` changes to the places of their elements in `out`, which must be zero.
+/// Writes the coded words of `count` changes to the places of their elements in `out`, which must be zero before.
 template <class T>
 __device__ void write_dense_coded(const Entries<T>& entries, std::uint32_t count, std::uint32_t* out) {
   for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) {
@@ -183,11 +183,11 @@ __device__ void write_dense_coded(const Entries<T>& entries, std::uint32_t count
   }
 }
 
-/// The coding of a block, and where this thread writes its parts.
+/// The coding of a block, and the places at which this thread writes the parts of the payload.
 struct BlockPlan {
   PositionPlan positions;
   ValuePlan values;
-  /// True if the block is smaller with `dense` positions, and so is coded by write_dense().
+  /// True if the block is smaller with `dense` positions. In that case, write_dense() codes it.
   bool dense = false;
 
   __device__ std::uint32_t bytes() const { return positions.bytes + values.bytes; }
@@ -196,7 +196,8 @@ struct BlockPlan {
   }
 };
 
-/// Returns the coding of a block by docs/wire-format.md §5.4 and §5.7, and where this thread writes.
+/// Returns the coding of a block, chosen by docs/wire-format.md §5.4 and §5.7, and the places at which this thread
+/// writes.
 template <class T, class Threads>
 __device__ BlockPlan plan_block(const Pipeline& pipeline, const PositionList& list, const Entries<T>& entries,
                                 const Threads& threads, ValuesShared& shared) {
@@ -213,8 +214,8 @@ __device__ BlockPlan plan_block(const Pipeline& pipeline, const PositionList& li
   return plan;
 }
 
-/// Reserves `bytes` bytes of the arena for the payload of a block and completes `record` with them and with `coding`.
-/// Returns the address of these bytes to all threads.
+/// Reserves `bytes` bytes of the arena for the payload of a block, and stores the place, `bytes` and `coding` in
+/// `record`. Returns the address of the reserved bytes to all threads.
 template <class Threads>
 __device__ std::uint32_t* place_payload(const Pipeline& pipeline, const Coding& coding, std::uint32_t bytes,
                                         BlockRecord& record, const Threads& threads) {
@@ -235,7 +236,7 @@ __device__ void fill_zero(std::uint32_t* words, std::uint32_t count) {
   Threads::sync();
 }
 
-/// Writes the payload of a block that is not dense to `out`. The payload has `words` 32-bit words.
+/// Writes the payload of a block that is not dense, which has `words` 32-bit words, to `out`.
 template <class T, class Threads>
 __device__ void write_payload(const Pipeline& pipeline, const BlockPlan& plan, const PositionList& list,
                               const Entries<T>& entries, std::uint32_t words, std::uint32_t* out) {
@@ -255,8 +256,8 @@ __device__ void copy_words(std::uint32_t* out, const std::uint32_t* words, std::
   for (std::uint32_t w = Threads::rank(); w < count; w += Threads::kCount) out[w] = words[w];
 }
 
-/// Writes the payload of a dense block, whose only tile has number `tile_index`, to the arena and completes `record`.
-/// Loads the tile entry again, because keeping its pointers would cost registers during planning.
+/// Writes the payload of a dense block to the arena and completes `record`. `tile_index` is the number of the block's
+/// only tile. Loads the tile's entry again, because keeping its pointers would cost registers during planning.
 template <DetectSource kSource, class T>
 __device__ void write_dense(const Pipeline& pipeline, std::uint32_t tile_index, const Entries<T>& entries,
                             std::uint32_t count, BlockRecord& record, const CtaThreads& threads) {
@@ -272,7 +273,8 @@ __device__ void write_dense(const Pipeline& pipeline, std::uint32_t tile_index, 
   }
 }
 
-/// Returns the number of elements in `tiles` successive tiles of a tensor, from tile number `first_tile` on.
+/// Returns the total number of elements of `tiles` successive tiles of one tensor. `first_tile` is the number of the
+/// first of them in the list of all tiles.
 __device__ inline std::uint32_t span_of(const Pipeline& pipeline, std::uint32_t first_tile, std::uint32_t tiles) {
   // All tiles but the last are whole.
   return (tiles - 1) * kTileElems + pipeline.tiles[first_tile + tiles - 1].count;

@@ -14,26 +14,26 @@ namespace sparsecast::cuda {
 template <class T>
 struct EncodeContextsShared {
   CtaThreads::Shared threads;
-  std::uint32_t begin[kMostClasses + 1];  ///< Number of the first change of each class.
+  std::uint32_t begin[kMostClasses + 1];  ///< For each class, the number of its first change.
   union {
     ContextFindings found;
     ContextPlanShared<T> plan;
   };
   union {
-    ChangeMask mask;  ///< Scratch for the comparison of tiles that have no entries.
+    ChangeMask mask;  ///< Scratch memory for the comparison of tiles that have no entries.
     std::uint32_t stage[kStageBytes / 4];
   };
 };
 
-/// Returns the size in bytes of the largest payload with which a `context` block can still be chosen: that of `tiles`
-/// uncompressed blocks with `span` elements together, and their block entries.
+/// Returns the size in bytes of the largest payload with which a `context` block can still be chosen: the total size of
+/// `tiles` uncompressed blocks with `span` elements in total, block entries included.
 template <class T>
 __device__ std::uint32_t most_payload(std::uint32_t span, std::uint32_t tiles) {
   return static_cast<std::uint32_t>(span * sizeof(T) + tiles * (4 + kBlockEntryBytes));
 }
 
-/// Codes one block as `context` and completes `record`; if its payload is larger than most_payload(), writes no payload
-/// and sets record.payload_bytes to kNoPayload.
+/// Codes one block as `context` and completes `record`. If the payload would be larger than most_payload(), writes no
+/// payload and sets record.payload_bytes to kNoPayload.
 template <DetectSource kSource, class T>
 __device__ void encode_context(const Pipeline& pipeline, const Chunk& chunk, const WorkItem& item, BlockRecord& record,
                                EncodeContextsShared<T>& shared) {

@@ -23,11 +23,11 @@ namespace sparsecast::cuda {
 
 class DeviceEncoder::State {
  public:
-  /// `plan` must already hold the pointers of the tensors (enter_tensors()).
+  /// Makes the state from `plan`, in which enter_tensors() must have set the pointers of the tensors.
   State(const JoinedTables& tables, DetectSource source, TilePlan plan, bool refresh, const EncodeOptions& options,
         const DeviceEncoderOptions& device);
 
-  /// Declares that the old bits lie in pinned host memory and must be copied to the device chunk by chunk.
+  /// Declares that the old bits are in pinned host memory and must be copied to the device chunk by chunk.
   void prefetch_old_bits() {
     prefetch_ = std::make_unique<SnapshotPrefetch>(plan_, host_);
     encode_stream_.reset();
@@ -59,8 +59,8 @@ class DeviceEncoder::State {
   DeviceFrame complete_frame(const DeltaHeader& header, std::uint32_t sequence, std::uint32_t index);
 
   std::size_t streams() const { return plan_.streams.size() - 1; }
-  /// Returns the size in bytes of the part of the count table before the frame entries. That part is zeroed for each
-  /// delta.
+  /// Returns the size in bytes of the count table without the frame entries at its end. Each delta begins by setting
+  /// this part to zero.
   std::uint64_t head_bytes() const { return sizeof(Control) + streams() * sizeof(StreamSums); }
   const Control& counts() const { return *h_counts_.as<Control>(); }
   const StreamSums* stream_counts() const {
@@ -77,12 +77,13 @@ class DeviceEncoder::State {
   std::uint64_t table_bytes_ = 0;
   std::uint64_t table_elements_ = 0;
   std::unique_ptr<SnapshotPrefetch> prefetch_;
-  bool cleared_ = false;  ///< True if the whole count table has been zeroed once.
+  bool cleared_ = false;  ///< True if the whole count table has been set to zero once.
   bool started_ = false;
-  bool steady_ = false;  ///< True if the last delta needed no more memory than there was.
+  bool steady_ = false;  ///< True if no memory had to grow for the last delta.
   Graph graph_;
-  std::unique_ptr<Stream> encode_stream_;  ///< Stream of encode; null if detect and encode take turns on one stream.
-  /// Events after detect and after encode of the last chunk of each set of memory.
+  /// Stream on which encode runs; null if detect and encode run on the same stream.
+  std::unique_ptr<Stream> encode_stream_;
+  /// Events that are recorded after detect and after encode of the last chunk of each of the two sets of tables.
   std::array<Event, 2> detected_, encoded_;
 
   DeviceMemory tensors_, streams_, sections_, tiles_, views_, scratch_;

@@ -11,8 +11,8 @@
 
 namespace sparsecast::cuda {
 
-/// Stores the caller's memory in plan.tensors. Returns kMasters if any tensor is given by its fp32 masters, otherwise
-/// kStrided if any is a strided view, otherwise kCompare.
+/// Stores the pointers of the caller's tensors in plan.tensors. Returns kMasters if any tensor is given by its fp32
+/// masters, otherwise kStrided if any is a strided view, otherwise kCompare.
 DetectSource enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<CompareTensor>& tensors);
 void enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<PinnedTensor>& tensors);
 void enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<CastTensor>& tensors);

@@ -15,8 +15,8 @@ struct SectionShared {
   std::uint64_t changed;
 };
 
-/// Stores in section_sums, for each section, the sums over its own blocks. One CTA takes one section after another,
-/// with one thread for each block.
+/// Stores in section_sums, for each section, the sums over the section's own blocks. One CTA handles one section after
+/// another, with one thread for each block.
 static __global__ void __launch_bounds__(kThreads) sum_sections(Pipeline pipeline) {
   SPARSECAST_SHARED(SectionShared, shared);
   if (pipeline.control->stopped != 0) return;
@@ -35,7 +35,7 @@ static __global__ void __launch_bounds__(kThreads) sum_sections(Pipeline pipelin
   }
 }
 
-/// Replaces the sums of each section by the sums over all sections before it, and stores the sums over all sections as
+/// Replaces the sums of each section by the sums over all earlier sections, and stores the sums over all sections in
 /// one more entry. Runs as one CTA.
 static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeline) {
   SPARSECAST_SHARED(SectionShared, shared);
@@ -79,8 +79,9 @@ static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeli
   }
 }
 
-/// Stores in pipeline.order one OrderedBlock for each block, in the order of the delta, with the sums over all blocks
-/// up to it. Must run after scan_sections(). One CTA takes one section after another, with one thread for each block.
+/// Stores one OrderedBlock for each block in pipeline.order, in the order of the delta, with the sums over all blocks
+/// up to and including this block. Must run after scan_sections(). One CTA handles one section after another, with one
+/// thread for each block.
 static __global__ void __launch_bounds__(kThreads) order_blocks(Pipeline pipeline) {
   SPARSECAST_SHARED(SectionShared, shared);
   if (pipeline.control->stopped != 0) return;
@@ -108,13 +109,13 @@ static __global__ void __launch_bounds__(kThreads) order_blocks(Pipeline pipelin
   }
 }
 
-/// Returns the sums over all blocks before block number b of the delta.
+/// Returns the sums over all blocks before block number `b` of the delta.
 __device__ inline OrderedBlock before_block(const Pipeline& pipeline, std::uint32_t b) {
   return b == 0 ? OrderedBlock{} : pipeline.order[b - 1];
 }
 
-/// Returns the size in bytes of the body of a frame that has the blocks [first, end) of the delta. `before` are the
-/// sums over the blocks before `first`.
+/// Returns the size in bytes of the body of a frame that consists of blocks [first, end) of the delta. `before` holds
+/// the sums over the blocks before `first`.
 __device__ inline std::uint64_t body_bytes(const Pipeline& pipeline, const OrderedBlock& before, std::uint32_t first,
                                            std::uint32_t end) {
   const OrderedBlock& last = pipeline.order[end - 1];
@@ -124,8 +125,8 @@ __device__ inline std::uint64_t body_bytes(const Pipeline& pipeline, const Order
 
 __device__ inline std::uint64_t record_bytes(std::uint64_t body) { return (kFrameHeaderBytes + body + 7) / 8 * 8; }
 
-/// Returns the number of the block after the last one of the frame that begins with block number `first`. `most` is the
-/// end of the stream's blocks. All lanes of a warp must call it; they try 32 ends at a time.
+/// Returns the number of the first block after the frame that begins with block number `first`. `most` is the number of
+/// the first block after the stream's blocks. All lanes of a warp must call it; they try 32 ends at a time.
 __device__ inline std::uint32_t end_of_frame(const Pipeline& pipeline, std::uint32_t first, std::uint32_t most) {
   const OrderedBlock before = before_block(pipeline, first);
   std::uint32_t end = first + 1;
@@ -142,8 +143,8 @@ __device__ inline std::uint32_t end_of_frame(const Pipeline& pipeline, std::uint
   return end;
 }
 
-/// Stores the frames in pipeline.frames, those of one stream after those of another, so that the frames of a stream
-/// follow one another in memory. Runs as one warp.
+/// Stores the frames in pipeline.frames, stream by stream, so that the frames of a stream follow one another in memory.
+/// Runs as one warp.
 static __global__ void cut_frames(Pipeline pipeline) {
   if (pipeline.control->stopped != 0) return;
   std::uint32_t frames = 0;

@@ -12,7 +12,8 @@
 
 namespace sparsecast::cuda {
 
-/// Resident CTAs of a kernel of quantisation on a multiprocessor: all threads that fit.
+/// Number of CTAs of a quantisation kernel that one multiprocessor holds at once: as many as its number of threads
+/// allows.
 inline constexpr unsigned kQuantizeCtas = 8;
 inline constexpr unsigned kWarps = kThreads / 32;
 
@@ -22,7 +23,7 @@ struct alignas(sizeof(Word) * kCount) Words {
   Word at[kCount];
 };
 
-/// A quantisation block: the ranges of its rows and of its columns in the shard.
+/// A quantisation block: its range of rows and its range of columns in the shard.
 struct QuantizeBlock {
   Span rows;
   Span columns;
@@ -32,8 +33,8 @@ __device__ inline QuantizeBlock quantize_block(const QuantizePlan& plan, std::ui
   return {plan.span(0, block / plan.grid[1]), plan.span(1, block % plan.grid[1])};
 }
 
-/// Calls visit(words, row, column) for each group of kCount elements of a quantisation block that this thread takes.
-/// `words` are the elements of row `row` from column `column` on; both numbers are those in the shard.
+/// Calls visit(words, row, column) for each group of kCount elements of a quantisation block that this thread handles.
+/// `words` holds the elements of row `row` from column `column` on, where row and column are numbered in the shard.
 template <class Bits, unsigned kCount, class Visit>
 __device__ void for_own_words(const QuantizePlan& plan, const QuantizeBlock& block, const typename Bits::Word* source,
                               const Visit& visit) {
@@ -89,8 +90,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Returns the global scale: 1 unless the scales of blocks are kE4M3. If amax.tensor is not null, computes the scale
-/// from it and also writes it to out.global_scale; otherwise reads it from there.
+/// Returns the global scale: 1 unless the scales of blocks are kE4M3. With kE4M3, computes the scale from amax.tensor
+/// and writes it to out.global_scale; if amax.tensor is null, reads the scale from out.global_scale instead.
 template <class Element>
 __device__ float global_scale(const QuantizePlan& plan, const GivenAmax& amax, const QuantizedShard& out) {
   if (plan.scale != QuantScale::kE4M3) return 1.0F;
@@ -110,7 +111,7 @@ __device__ inline void store_scale(QuantScale format, void* scales, std::uint64_
   }
 }
 
-/// Quantises the blocks. If `amax.blocks` is null, each block uses its own amax.
+/// Quantises all blocks of the shard. If `amax.blocks` is null, each block uses its own amax.
 template <class Bits, unsigned kCount>
 __global__ void __launch_bounds__(kThreads)
     quantize_blocks(QuantizePlan plan, const typename Bits::Word* source, GivenAmax amax, QuantizedShard out) {

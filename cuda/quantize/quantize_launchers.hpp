@@ -21,15 +21,15 @@ enum class QuantizePath {
   kAlignedRuns,  ///< One thread per eight elements, which it loads at once, for blocks of one row.
 };
 
-/// Number of elements that a thread takes with kRuns and kAlignedRuns.
+/// Number of elements that one thread handles at a time with kRuns and kAlignedRuns.
 inline constexpr unsigned kRun = 8;
 
 /// Enqueues writing the amax (largest counted magnitude) of each block of the shard at `d_source` to `d_amax`. `dtype`
-/// is that of the source.
+/// is the dtype of the source.
 void launch_block_amax(DType dtype, QuantizePath path, const QuantizePlan& plan, const void* d_source, float* d_amax,
                        const DeviceStream& device);
 /// Enqueues quantising the shard at `d_source`, whose dtype is `dtype`, to `d_out`. If `d_amax.blocks` is null, each
-/// block uses its own amax, and all blocks must be whole.
+/// block uses its own amax; then all blocks must be whole.
 void launch_quantize(DType dtype, QuantizePath path, const QuantizePlan& plan, const void* d_source,
                      const GivenAmax& d_amax, const QuantizedShard& d_out, const DeviceStream& device);
 

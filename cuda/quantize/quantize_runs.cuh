@@ -14,18 +14,18 @@
 
 namespace sparsecast::cuda {
 
-/// Eight consecutive elements of a row, which one thread takes, and the quantisation block that they belong to.
+/// Eight consecutive elements of a row, which one thread handles, and the quantisation block to which they belong.
 struct Run {
   std::uint64_t block = 0;
   std::uint64_t row = 0;
-  std::uint64_t column = 0;      ///< Column of the first element in the shard. `row` is also a number in the shard.
+  std::uint64_t column = 0;      ///< Column, in the shard, of the first element. `row` is also numbered in the shard.
   bool leads = false;            ///< True if this thread writes the results of the block.
-  bool active = false;           ///< True if the run is in the shard, whose edges may cut blocks.
-  std::uint32_t f32[kRun] = {};  ///< The elements as bits of f32; zeros if the run is not active.
+  bool active = false;           ///< True if the run lies in the shard, whose edges may cut blocks.
+  std::uint32_t f32[kRun] = {};  ///< The elements as the bits of f32 numbers; zeros if the run is not active.
 };
 
-/// Returns run number `number` of row `row`, with its elements. Runs are counted over the blocks of the row, each of
-/// which has 2^shift runs. `aligned` says that one load may read the whole run.
+/// Returns run number `number` of row `row`, with its elements. The runs of a row are numbered over all its blocks;
+/// each block has 2^shift runs. If `aligned` is true, one load may read the whole run.
 template <class Bits>
 __device__ Run load_run(const QuantizePlan& plan, const typename Bits::Word* source, bool aligned, unsigned shift,
                         std::uint64_t row, std::uint64_t number) {
@@ -55,8 +55,8 @@ __device__ Run load_run(const QuantizePlan& plan, const typename Bits::Word* sou
   return run;
 }
 
-/// Returns to all lanes that share a block the largest counted magnitude of the block's elements, as the bits of an
-/// f32. A block has 2^shift runs. Every lane of the warp must call it.
+/// Returns, to all lanes that share a block, the largest counted magnitude of the block's elements, as the bits of an
+/// f32 number. A block has 2^shift runs. Every lane of the warp must call it.
 template <class Element>
 __device__ std::uint32_t amax_of_lanes(const Run& run, unsigned shift) {
   std::uint32_t most = 0;
@@ -72,8 +72,8 @@ __device__ std::uint32_t amax_of_lanes(const Run& run, unsigned shift) {
   return most;
 }
 
-/// Calls visit(run) for the runs that this thread takes, equally often in all lanes of a warp. A block has 2^shift
-/// runs; `aligned` says that one load may read a whole run.
+/// Calls visit(run) for the runs that this thread handles; all lanes of a warp make the same number of calls. A block
+/// has 2^shift runs. If `aligned` is true, one load may read a whole run.
 template <class Bits, class Visit>
 __device__ void for_own_runs(const QuantizePlan& plan, const typename Bits::Word* source, bool aligned, unsigned shift,
                              const Visit& visit) {
@@ -86,7 +86,8 @@ __device__ void for_own_runs(const QuantizePlan& plan, const typename Bits::Word
   }
 }
 
-/// Writes the amax (largest counted magnitude) of each block to `amax`. It is the same for all 4-bit element types.
+/// Writes the amax (largest counted magnitude) of each block to `amax`. The amax is the same for all 4-bit element
+/// types.
 template <class Bits>
 __global__ void __launch_bounds__(kThreads)
     run_amaxes(QuantizePlan plan, bool aligned, unsigned shift, const typename Bits::Word* source, float* amax) {
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-/// Quantises the blocks. If `amax.blocks` is null, each block uses its own amax.
+/// Quantises all blocks of the shard. If `amax.blocks` is null, each block uses its own amax.
 template <class Bits, class Element>
 __global__ void __launch_bounds__(kThreads)
     quantize_runs(QuantizePlan plan, bool aligned, unsigned shift, const typename Bits::Word* source, GivenAmax amax,
