@@ -19,48 +19,50 @@ namespace sparsecast {
 /// removed. Only the files that its index names belong to it (weight_files()).
 class CheckpointPlace {
  public:
-  /// `path` is that of the checkpoint; a symbolic link to a directory is resolved once, here. Throws Error{kUsage} if
-  /// `path` is empty or a symbolic link to nothing.
+  /// Makes the place of the checkpoint at `path`. If `path` is a symbolic link to a directory, it is resolved once,
+  /// here. Throws Error{kUsage} if `path` is empty or a symbolic link to nothing.
   CheckpointPlace(FileSystem& fs, const std::string& path);
 
   const std::string& path() const noexcept { return path_; }
   /// Returns the path of the directory FOLLOW.
   const std::string& scratch() const noexcept { return scratch_; }
-  /// Returns the path at which the new checkpoint is made before it replaces the old one.
+  /// Returns the path at which a new checkpoint is written before it replaces the old one.
   std::string next() const { return scratch_ + "/next"; }
   /// Creates scratch() durably if it is missing.
   void prepare();
-  /// After a crash: finishes or rolls back a replacement that was interrupted, and removes unfinished copies.
+  /// Must be called after a crash: finishes or undoes a replacement that was interrupted, and removes unfinished
+  /// copies.
   void recover();
-  /// Removes next() and the unfinished files that CheckpointCopy leaves.
+  /// Removes next(), and the unfinished files that CheckpointCopy and the notes leave after a crash.
   void remove_unfinished();
-  /// Returns whether a checkpoint with the table of this hash may replace what is at path(). It may replace nothing, a
-  /// directory without weights, a checkpoint with the same table, and something that had this table when keep_table()
-  /// was last called.
+  /// Returns whether a checkpoint whose table has this hash may replace what is at path(). It may if there is nothing,
+  /// a directory without weights, or a checkpoint with the same table, or if keep_table() was last called with this
+  /// hash.
   bool may_replace(const Hash128& table_hash);
-  /// Writes a note, in scratch(), that the follower has put tensors of the table with this hash at path().
-  /// may_replace() needs it if path() becomes unreadable.
+  /// Writes a note in scratch(), which says that the follower has put tensors of the table with this hash at path().
+  /// may_replace() needs the note if the checkpoint at path() becomes unreadable.
   void keep_table(const Hash128& table_hash);
-  /// Throws Error{kUsage} naming a file at path() that does not belong to the checkpoint there, and that could not be
-  /// kept next to the new checkpoint in `directory`.
+  /// Throws Error{kUsage} naming a file at path() that does not belong to the old checkpoint, if that file cannot be
+  /// kept next to the new checkpoint in `directory`: the new checkpoint has a file of the same name, or has no index
+  /// that tells its own .safetensors files from others.
   void require_room(const std::string& directory);
-  /// Renames `replacement`, the path of a durable checkpoint in scratch(), to path(), in place of what is there.
+  /// Renames `replacement`, the path of a durable checkpoint in scratch(), to path(), where it replaces what is there.
   void replace(const std::string& replacement);
-  /// Hard-links the files of the old directory that do not belong to its checkpoint into `directory`, the new
+  /// Hard-links the files of the old directory that do not belong to the old checkpoint into `directory`, the new
   /// checkpoint, which will replace the old directory. Without hard links, copies the small files durably. The caller
-  /// makes the names durable.
+  /// must make the names durable.
   void carry_over(const std::string& directory);
 
   /// Begins the replacement of a single file that has an undo record: durably writes a note of `expected`, the digest
-  /// of the new file. The record is wrong for the new file: it must not be lost before the replacement, nor believed
-  /// after it. So begin_seed() is called before the replacement, and end_seed() or forget_seed() after it; after a
-  /// crash, seeding() and is_seeded() tell which one is due.
+  /// of the new file. The undo record is wrong for the new file. It must not be lost before the replacement, nor be
+  /// used after it. So begin_seed() is called before the replacement, and end_seed() or forget_seed() after it. After a
+  /// crash, seeding() and is_seeded() tell which of the two must be called.
   void begin_seed(const StateDigest& expected);
   /// Ends a replacement that succeeded: removes the undo record, then the note of begin_seed().
   void end_seed();
   /// Ends a replacement that did not take place: removes the note of begin_seed() and keeps the undo record.
   void forget_seed();
-  /// Returns whether the note of begin_seed() exists, so that a replacement has begun and not ended.
+  /// Returns whether the note of begin_seed() exists, which means that a replacement has begun and not ended.
   bool seeding();
   /// Returns whether the file at path(), whose digest is `found`, is the new file that the note of begin_seed() names.
   /// The note must exist.

@@ -13,32 +13,36 @@
 
 namespace sparsecast {
 
-/// Returns the plan by which the tensors of a log reach the ranks of an engine, world ranks 0, 1, ...: the log is the
-/// trainer, and one more rank. Throws Error{kUsage} when the engine does not hold all of the log's tensors.
+/// Returns the plan by which the tensors of a log reach the ranks of an engine. The engine has world ranks 0, 1, ...;
+/// the log takes the part of a trainer with a single rank, the next world rank. Throws Error{kUsage} if the engine does
+/// not hold all of the log's tensors.
 FanoutPlan plan_from_log(const TensorTable& table, std::shared_ptr<const Layout> engine);
 
-/// The live tensors of one rank. Not thread-safe.
+/// The live tensors of one rank of an engine. Not thread-safe.
 class EnginePart {
  public:
-  /// Reads the tensors for their digests. Throws as ShardedSubscriber does.
+  /// Takes the tensors `local` of rank `rank`, and reads them to compute their digests. Throws Error{kUsage} if a
+  /// tensor does not fit the layout, and kUnsupported if there is no device backend for tensors on a device.
   EnginePart(std::shared_ptr<const TensorTable> table, std::shared_ptr<const FanoutPlan> plan, const Layout& layout,
              std::size_t rank, std::vector<TensorRef> local, const SubscriberOptions& options,
              const DeviceOptions& device);
 
-  /// Returns what this rank adds to the digest of the version that it holds.
+  /// Returns this rank's part of the digest of the version that it holds. The digest of the version is the sum over all
+  /// ranks.
   StateDigest digest() const { return routes_.digest(); }
   bool dirty() const noexcept { return routes_.subscriber && routes_.subscriber->dirty(); }
 
-  /// Stages this rank's part of a delta, and writes nothing. The digest of the whole base is for the caller to compare.
+  /// Stages this rank's part of a delta, and writes nothing to the tensors. The caller must check that the base digest
+  /// of the delta is the digest of all ranks together.
   void stage(const DeltaFile& delta);
   void discard() noexcept;
-  /// Writes what is staged. The new digest() is for the caller to verify.
+  /// Writes the staged delta to the tensors. The caller must verify the new digest().
   void apply();
   void undo_last();
   void audit();
   void audit_next();
-  /// Writes this rank's part of a checkpoint of the log's tensors, which then is `version`. The new digest() is for the
-  /// caller to verify.
+  /// Overwrites the tensors with this rank's part of a checkpoint of the log's tensors. They then are at version
+  /// `version`. The caller must verify the new digest().
   void overwrite(const CheckpointStore& store, std::uint64_t version);
 
  private:

@@ -20,13 +20,13 @@
 
 namespace sparsecast {
 
-/// Throws Error{kUsage} for a notification that cannot be sent: its `json` is no JSON object, or its command names no
-/// program.
+/// Throws Error{kUsage} for a notification that cannot be sent, because its `json` is not a JSON object or because its
+/// command has no program.
 void check_notification(const FollowerNotification& notification);
 
-/// Announces that the target is at `version`, whose digest is `digest`: runs the command, then posts to the URL. Throws
-/// Error{kIo | kTimeout} if either fails; the caller must then repeat both. Calls stopped() regularly: when it returns
-/// true, ends the command and throws kTimeout.
+/// Announces that the target is at version `version`, with digest `digest`: runs the command, then posts to the URL.
+/// Throws Error{kIo | kTimeout} if either fails; the caller must then repeat both. Calls stopped() regularly while the
+/// command runs. If stopped() returns true, ends the command and throws kTimeout.
 void notify(const FollowerNotification& notification, const StreamId& stream, std::uint64_t version,
             const StateDigest& digest, const std::function<bool()>& stopped);
 
@@ -35,20 +35,20 @@ inline bool has_notification(const FollowerNotification& notification) {
   return !notification.command.empty() || !notification.url.empty();
 }
 
-/// A store that forwards all calls to another store, and counts the objects and bytes that are read. An object read in
-/// ranges counts once, when its first byte is read; reads that find nothing do not count. It can cache one small
-/// object.
+/// A store that forwards all calls to another store, and counts the objects and the bytes that are read. An object that
+/// is read in ranges counts once, when its first byte is read. Reads of missing objects do not count. The store can
+/// cache one small object.
 class MeteredStore : public ObjectStore {
  public:
   explicit MeteredStore(std::shared_ptr<ObjectStore> store) : store_(std::move(store)) {}
 
-  /// Returns the number of objects read since the last reset().
+  /// Returns the number of objects that were read since the last reset().
   std::uint64_t objects() const noexcept { return objects_; }
-  /// Returns the number of bytes read since the last reset().
+  /// Returns the number of bytes that were read since the last reset().
   std::uint64_t bytes() const noexcept { return bytes_; }
   void reset() noexcept { objects_ = bytes_ = 0; }
-  /// Caches the object that get() next returns for `key`, and returns it for later calls with this key, until the next
-  /// call of keep().
+  /// Caches the object with key `key`: get() stores the object that it next finds for this key, and returns the cached
+  /// object for later calls with this key, until keep() is called again.
   void keep(const std::string& key) {
     const std::lock_guard lock(mutex_);
     kept_key_ = key;
@@ -132,20 +132,22 @@ struct LogFollower::State {
   const FollowerOptions options;
   std::unique_ptr<LogReader> reader;
 
-  std::optional<FollowerState> saved;  ///< What the state file holds, or will hold after the next save().
-  bool started = false;  ///< True if the target has been recovered, and nothing has gone wrong with it since.
-  std::optional<StateDigest> digest;  ///< Digest of the target; nullopt while it is not known.
+  /// Content of the state file, or what its content will be after the next save().
+  std::optional<FollowerState> saved;
+  bool started = false;  ///< True if the target has been recovered, and no error of the target has occurred since.
+  std::optional<StateDigest> digest;  ///< Digest of the target's weights; nullopt while it is not known.
   /// Version and digest of the target; nullopt while its version is not known.
   std::optional<FollowerState::Position> position;
-  /// If it has a value, versions up to this one have been searched, and none has the target's digest.
+  /// Version up to which the log has been searched without finding the target's digest; nullopt if it was not searched.
   std::optional<std::uint64_t> searched;
-  /// Newest commit of the log, as far as the current step knows.
+  /// Newest commit of the log that the current step knows.
   LogCommit head;
-  std::optional<LogMap> map;  ///< The paths through the log; each step makes a new map.
+  std::optional<LogMap> map;  ///< The paths through the log. Each step makes a new map.
   FollowReport report;
 
   std::string scratch;
-  LogMap::ObjectId in_use;  ///< The object that is being applied, so that an error can be blamed on it.
+  /// The object that is being applied. If applying fails, the error is blamed on this object.
+  LogMap::ObjectId in_use;
   std::atomic<bool> stopping{false};
 
   std::mutex lease_mutex;

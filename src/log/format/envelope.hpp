@@ -21,25 +21,26 @@
 
 namespace sparsecast {
 
-/// Largest size of a record in bytes. An object that is larger is refused without being read.
+/// Largest size of a record in bytes. Larger objects are refused without being read.
 inline constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{16} << 20;
 
-/// Content of a record whose envelope has been verified.
+/// The content of a record whose envelope has been verified.
 struct OpenedRecord {
   nlohmann::json fields;
-  /// Key whose signature of the record has been verified; nullopt if the record is not signed.
+  /// Public key whose signature of the record has been verified; nullopt if the record is not signed.
   std::optional<PublicKey> signer;
-  /// Hash that the envelope states, which has been verified.
+  /// Content hash that the envelope states, and that has been verified.
   ContentHash hash;
 };
 
-/// Returns a record of kind `kind`: the JSON object `fields`, with "signer" added, in an envelope. Signs it unless
-/// `key` is null. Sets `*hash`, unless it is null, to the hash of the record.
+/// Returns a record of kind `kind`: the JSON object `fields`, to which it adds "signer", in an envelope. Signs the
+/// record with `key`, unless `key` is null. Stores the hash of the record in `*hash`, unless `hash` is null.
 Bytes make_record(std::string_view kind, nlohmann::json fields, const SigningKey* key, ContentHash* hash = nullptr);
 
-/// Verifies a record, and returns its content. Throws Error{kCorrupt} for bytes that make_record does not write,
-/// kReplayed for a record of a kind other than `kind`, kUnsupported for a newer format, and kForeignKey if the
-/// signature is not by the key that the record names. Errors name `name`.
+/// Verifies a record, and returns its content. Throws Error{kCorrupt} for bytes that make_record() cannot have written,
+/// kReplayed for a record of another kind than `kind`, kUnsupported for a newer format, kUnsigned if the signature was
+/// cut off, and kForeignKey if the signature does not match the key that the record names. Errors name `name`, the
+/// place of the record.
 OpenedRecord open_record(std::string_view kind, ConstBytes bytes, const std::string& name);
 
 }  // namespace sparsecast

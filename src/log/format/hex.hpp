@@ -8,7 +8,7 @@
 
 namespace sparsecast {
 
-/// Returns the bytes in hexadecimal: two lower-case digits per byte, in the order of the bytes.
+/// Returns the bytes in hexadecimal: two lower-case digits for each byte, in the order of the bytes.
 inline std::string hex_of(std::span<const std::byte> bytes) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string text;
@@ -20,8 +20,8 @@ inline std::string hex_of(std::span<const std::byte> bytes) {
   return text;
 }
 
-/// Decodes what hex_of() returns, and writes it to `bytes`. Returns false, and may have written some of `bytes`, unless
-/// `text` is exactly two lower-case hexadecimal digits for each byte of `bytes`.
+/// Decodes text that hex_of() has returned, and writes the bytes to `bytes`. Returns false, possibly after writing some
+/// of the bytes, unless `text` consists of exactly two lower-case hexadecimal digits for each byte of `bytes`.
 inline bool bytes_from_hex(std::string_view text, std::span<std::byte> bytes) noexcept {
   if (text.size() != bytes.size() * 2) return false;
   const auto digit = [](char c) -> int {

@@ -15,11 +15,13 @@
 
 namespace sparsecast {
 
-/// Bound of integers in records, which are below it: every JSON reader holds smaller integers exactly.
+/// Upper limit, which is not reached, of the integers in records. Every JSON reader represents smaller integers
+/// exactly.
 inline constexpr std::uint64_t kMaxJsonInteger = std::uint64_t{1} << 53;
 
-/// Reads the fields of one JSON object of a record. Each field must be read once; finish() throws if one has not been
-/// read. All functions throw Error{kCorrupt} that names the field for a field that is missing or has another form.
+/// Reads the fields of one JSON object of a record. Each field must be read exactly once; finish() throws if a field of
+/// the object was not read. All functions throw Error{kCorrupt}, naming the field, if the field is missing or has
+/// another form.
 class Fields {
   using Json = nlohmann::json;
 
@@ -29,8 +31,8 @@ class Fields {
     ++taken_;
     return *found;
   }
-  /// Returns from_text(hex) for the field `key`, whose text `hex` has at most `digits` hexadecimal digits. Refuses
-  /// upper-case digits, which hash_from_hex also accepts, because a record has only one form.
+  /// Returns from_text(hex), where `hex` is the text of the field `key`: at most `digits` hexadecimal digits. Refuses
+  /// upper-case digits, which hash_from_hex() would accept, because a record has only one form.
   template <class Convert>
   auto convert(const char* key, std::size_t digits, Convert from_text) {
     const std::string& hex = text(key, digits);
@@ -87,7 +89,8 @@ class Fields {
   void finish() const {
     if (object_.size() != taken_) refuse("", "there are fields that this format does not have");
   }
-  /// Throws Error{kCorrupt}: field `key` of the record is wrong, as `what` says. "" stands for the whole object.
+  /// Throws Error{kCorrupt} saying that field `key` of the record is wrong, with the reason `what`. An empty `key`
+  /// stands for the whole object.
   [[noreturn]] void refuse(const std::string& key, const std::string& what) const {
     const std::string where = path_ + key;
     throw Error(ErrorCode::kCorrupt, where.empty() ? what : fmt::format("field '{}': {}", where, what), name_);

@@ -12,21 +12,22 @@
 namespace sparsecast {
 
 /// Background work of a publisher for its readers: a thread keeps the mirror up to date, merges deltas and writes
-/// anchors. It has its own reader and writer, and shares only the store with publishing. Thread-safe.
+/// anchors. It has its own reader and writer; it shares only the store with the publishing thread. Thread-safe.
 class LogMaintenance {
  public:
-  /// Neither reads nor writes the store or the mirror; that begins with the first request().
+  /// Stores the arguments. The store and the mirror are used only after the first request().
   LogMaintenance(std::shared_ptr<ObjectStore> store, FileSystem& fs, LogTrust trust, LogPublisherOptions options);
 
-  /// Asks the thread for another round, because there is a new version.
+  /// Asks the thread for another round of work, because there is a new version.
   void request();
-  /// Waits until the rounds requested so far have ended. Returns whether they have ended by `until`.
+  /// Waits until the rounds requested so far have ended, or until the time `until`. Returns whether they have ended.
   bool wait(std::chrono::steady_clock::time_point until);
-  /// Returns the error with which the last round ended; nullopt if it succeeded, or if no round has ended.
+  /// Returns the error with which the last round has ended; nullopt if that round succeeded, or if no round has ended
+  /// yet.
   std::optional<Error> error() const;
-  /// Makes run() return; a round that is running ends after the object that it works on.
+  /// Makes run() return. A round that is running ends early, after the object on which it works.
   void stop();
-  /// Runs rounds as they are requested, until stop(). The owner calls it in a thread.
+  /// Runs rounds as they are requested, until stop() is called. The owner calls run() in a thread of its own.
   void run();
 
  private:
@@ -39,7 +40,7 @@ class LogMaintenance {
   FileSystem& fs_;
   LogTrust trust_;
   LogPublisherOptions options_;
-  /// The mirror, the reader and the writer. Only run() uses them, which makes them in its first round.
+  /// The mirror, the reader and the writer. Only run() uses them; it makes them in its first round.
   std::shared_ptr<Parts> parts_;
 
   mutable std::mutex mutex_;
