@@ -17,43 +17,45 @@
 
 namespace sparsecast::fanout {
 
-/// Which tensors are sent, and by which names the participants have them.
+/// The tensors that are sent, and the names under which each participant has them.
 struct CanonicalNames {
   TensorTable table;  ///< The tensors that are sent.
   /// tensor_of[p][t] is the index in `table` of tensor t of participant p's layout; kNone if that tensor is not sent.
   std::vector<std::vector<std::uint32_t>> tensor_of;
 };
 
-/// Returns the tensors that are sent, which are those that an engine holds. `unsent` has wildcards for the names of
-/// tensors that the trainer has and no engine needs to hold. Names that the trainer or an engine ties form a class,
-/// which is one tensor. The trainer must itself tie all the names of a class that it holds, and the one of them that is
-/// no alias is the original. Throws Error{kUsage} naming the tensor, as FanoutPlan does.
+/// Returns the tensors that are sent: those that an engine holds. `unsent` has wildcard patterns for the names of
+/// tensors that the trainer has and that no engine needs to hold. Names that the trainer or an engine ties form a
+/// class, which is sent as one tensor, under the name in the class that is not an alias in the trainer's layout. Throws
+/// Error{kUsage} naming the tensor if only one side holds it, if its dtype or shape differs between them, or if an
+/// engine ties two names for which the trainer holds separate values.
 CanonicalNames resolve_names(const WorldRanks& world, const std::vector<std::string>& unsent);
 
-/// A shard of a rank, which holds elements of a tensor.
+/// A shard that holds elements of a tensor, and the rank that has the shard.
 struct Holder {
-  std::uint32_t rank = 0;   ///< Dense rank (WorldRanks) that has the shard.
-  std::uint32_t shard = 0;  ///< Index of the shard in RankLayout::shards of the rank.
+  std::uint32_t rank = 0;   ///< Dense rank (see WorldRanks) that has the shard.
+  std::uint32_t shard = 0;  ///< Index of the shard in RankLayout::shards of this rank.
   friend auto operator<=>(const Holder&, const Holder&) = default;
 };
 
-/// A box of a tensor whose elements all have the same candidate senders and the same destinations. Each of these has
-/// the whole box in one shard.
+/// A box of a tensor whose elements all have the same candidate senders and the same destinations. Each candidate and
+/// each destination has the whole box in one shard.
 struct Cell {
   FlatBox box;
   std::uint32_t tensor = 0;
-  std::uint32_t candidates = 0;    ///< Number of the list of candidate senders, for Cells::candidates_of.
+  /// Number of the cell's list of candidate senders; the argument of Cells::candidates_of().
+  std::uint32_t candidates = 0;
   std::uint32_t destinations = 0;  ///< Id, in Cells::destination_sets, of the set of ranks that receive the cell.
-  /// Number of the set of receiving shards; equal for cells of a tensor that have the same one.
+  /// Number of the set of shards that receive the cell. Cells of one tensor with the same set have the same number.
   std::uint32_t receiving = 0;
 };
 
 struct Cells {
   std::vector<Cell> cells;        ///< All cells, ordered by tensor, then box.
-  ListInterner destination_sets;  ///< Sets of destinations, each as the list rank, copy, rank, copy, ..., ascending.
-  /// All lists of candidate senders, one after another. A list has one entry per rank, ascending.
+  ListInterner destination_sets;  ///< Sets of destinations, each as an ascending list: rank, copy, rank, copy, ...
+  /// All lists of candidate senders, one after another. Each list has one entry per rank, in ascending order.
   std::vector<Holder> candidates;
-  /// Where each list begins in `candidates`, and the end of the last.
+  /// Index, in `candidates`, of the first entry of each list, and the end of the last list.
   std::vector<std::size_t> begins = {0};
 
   std::span<const Holder> candidates_of(std::uint32_t index) const {
@@ -61,10 +63,10 @@ struct Cells {
   }
 };
 
-/// Returns the cells: cuts each tensor that is sent at the borders of all boxes in which senders with a base and
-/// receivers hold it. Replicas of a box count once, so the work grows with the number of cells plus the number of
-/// holders, not with their product. Throws Error{kUsage} naming tensor, box and rank if one side lacks elements, or if
-/// there would be millions of cells.
+/// Returns the cells. Cuts each tensor that is sent at the borders of all boxes of it that receivers hold, or that
+/// senders with a base hold. Replicas of a box count once, so the work grows with the number of cells plus the number
+/// of holders, not with their product. Throws Error{kUsage} naming tensor, box and rank if the trainer or the engines
+/// lack elements, or if there would be millions of cells.
 Cells cut_cells(const WorldRanks& world, const CanonicalNames& names);
 
 }  // namespace sparsecast::fanout

@@ -11,23 +11,23 @@
 
 namespace sparsecast::fanout {
 
-/// A place in the memory of one of the trainer's ranks where a box is held.
+/// A place in the memory of one of the trainer's ranks that holds a box.
 struct Copy {
   std::size_t rank = 0;  ///< Number of the rank in the trainer's layout.
   int world_rank = 0;
-  const Shard* shard = nullptr;  ///< Shard in the trainer's layout that holds the whole box. The layout owns it.
+  const Shard* shard = nullptr;  ///< Shard that holds the whole box. It belongs to the trainer's layout.
 };
 
-/// A box of a tensor whose elements the trainer has in the same two or more places.
+/// A box of a tensor whose elements the trainer has in two or more places, the same places for all of them.
 struct CopiedBox {
   std::uint32_t tensor = 0;  ///< Index in the plan's table.
   Box box;
-  std::vector<Copy> copies;  ///< The places, ordered by world rank.
+  std::vector<Copy> copies;  ///< All places that hold the box, ordered by world rank.
 };
 
-/// Returns the boxes that the trainer has in several places, of the tensors that are sent, ordered by tensor, then box.
-/// It does not matter whether a rank has a base. Tied names in the same memory count as one place. The result refers to
-/// the plan's layout.
+/// Returns all boxes of sent tensors that the trainer has in several places, ordered by tensor, then by box. Counts
+/// shards with and without a base. Tied names in the same memory count as one place. The result refers to the layout in
+/// `plan`.
 std::vector<CopiedBox> find_copies(const FanoutPlan& plan);
 
 }  // namespace sparsecast::fanout

@@ -9,7 +9,7 @@
 
 namespace sparsecast::fanout {
 
-/// A Box that needs no allocated memory. Dimensions that the tensor does not have are [0, 1).
+/// A Box that needs no allocated memory. Dimensions that the tensor does not have begin at 0 and have extent 1.
 struct FlatBox {
   std::array<std::uint64_t, kMaxLayoutDims> offset{};
   std::array<std::uint64_t, kMaxLayoutDims> extent{1, 1, 1, 1, 1, 1, 1, 1};
@@ -27,14 +27,15 @@ struct KeyedBox {
   std::uint32_t key = 0;
 };
 
-/// Joins neighbouring boxes that have the same key and form a box together, so that runs of grid cells become boxes
-/// again. Works dimension by dimension, from the last of `dims`. The boxes must be disjoint. Sorts `boxes` by box.
+/// Joins neighbouring boxes that have the same key and together form a box, so that runs of grid cells become boxes
+/// again. Works dimension by dimension, from the last of the `dims` dimensions to the first. The boxes must be
+/// disjoint. On return, `boxes` is sorted by box.
 void merge_boxes(std::vector<KeyedBox>& boxes, std::size_t dims);
 
-/// Returns the index, in the shard's local tensor, of the element of the canonical tensor whose coordinates are `at`.
+/// Returns the index, in the shard's local tensor, of the element whose coordinates in the canonical tensor are `at`.
 std::uint64_t address_of(const Shard& shard, const std::vector<std::uint64_t>& at);
-/// Returns whether two shards of one rank, both of the same canonical tensor, have the elements that both hold in the
-/// same memory.
+/// Returns whether two shards of one rank, both of the same canonical tensor, share elements and have all shared
+/// elements in the same memory.
 bool same_place(const Shard& a, const Shard& b);
 
 }  // namespace sparsecast::fanout

@@ -13,12 +13,13 @@
 
 namespace sparsecast::fanout {
 
-/// For each tensor that is sent: the shards that hold elements of it. The holders of a tensor ascend.
+/// For each tensor that is sent, the shards that hold elements of it. The holders of a tensor are in ascending order.
 class Holders {
  public:
   Holders(const WorldRanks& world, const CanonicalNames& names);
 
-  /// Returns the shards of the trainer's ranks that have a base and hold elements of tensor number `tensor`.
+  /// Returns the shards of the trainer's ranks that hold elements of tensor number `tensor` and have a base
+  /// (Shard::has_base).
   std::span<const Holder> senders(std::uint32_t tensor) const { return senders_.of(tensor); }
   /// Returns the shards of the engines' ranks that hold elements of tensor number `tensor`.
   std::span<const Holder> receivers(std::uint32_t tensor) const { return receivers_.of(tensor); }
@@ -35,7 +36,7 @@ class Holders {
   HolderLists receivers_;
 };
 
-/// The distinct boxes of some holders, and for each box the holders that have it.
+/// The distinct boxes of a list of holders, and for each box the holders that have it.
 class UniqueBoxes {
  public:
   void assign(const WorldRanks& world, std::span<const Holder> holders);
@@ -56,11 +57,11 @@ inline const Shard& shard_of(const WorldRanks& world, const Holder& holder) {
   return world[holder.rank].layout->shards[holder.shard];
 }
 
-/// The grid of cells into which the borders of boxes cut a tensor. Cells are numbered in row-major order.
+/// The grid of cells that results when a tensor is cut at the borders of boxes. Cells are numbered in row-major order.
 class Grid {
  public:
-  /// Makes the grid into which the borders of `boxes` cut the tensor `spec`. Throws Error{kUsage} if it would have more
-  /// than kMostCells cells.
+  /// Makes the grid that results when the tensor `spec` is cut at the borders of `boxes`. Throws Error{kUsage} if it
+  /// would have more than kMostCells cells.
   void assign(const TensorSpec& spec, std::span<const Box* const> boxes);
 
   static constexpr std::uint64_t kMostCells = std::uint64_t{1} << 22;
@@ -69,7 +70,7 @@ class Grid {
   /// Returns the box of cell number `index`.
   FlatBox cell(std::uint32_t index) const;
 
-  /// Calls visit_cell(index) for every cell inside `box`, whose borders must be cuts of the grid.
+  /// Calls visit_cell(index) for every cell inside `box`. The borders of `box` must be cuts of the grid.
   template <class Visit>
   void visit(const Box& box, const Visit& visit_cell) const {
     Range range;
@@ -88,7 +89,7 @@ class Grid {
       if (d == 0) return;
     }
   }
-  /// Returns the number of cells inside `box`, whose borders must be cuts of the grid.
+  /// Returns the number of cells inside `box`. The borders of `box` must be cuts of the grid.
   std::uint64_t cells_in(const Box& box) const;
 
  private:
@@ -98,24 +99,24 @@ class Grid {
   };
   void find_range(const Box& box, Range& range) const;
 
-  /// For each dimension: the coordinates at which it is cut. The tensor's dimensions come last, so that the innermost
-  /// one always has the same index.
+  /// For each dimension, the coordinates at which the grid is cut. The tensor's dimensions come last, so that the index
+  /// of the innermost dimension is always the same.
   std::array<std::vector<std::uint64_t>, kMaxLayoutDims> cuts_;
   std::array<std::uint32_t, kMaxLayoutDims> counts_{};
   std::size_t dims_ = 0;
   std::uint32_t size_ = 0;
 };
 
-/// For each cell of a grid: the list of boxes that contain it. Equal lists have equal ids.
+/// For each cell of a grid, the list of boxes that contain the cell. Equal lists have the same id.
 class Covers {
  public:
-  /// Makes the lists for the cells of `grid` and these boxes. Throws Error{kUsage} if boxes overlap so much that the
-  /// lists would become too long.
+  /// Makes the list of each cell of `grid`, from the boxes in `boxes` that contain it. Throws Error{kUsage} if boxes
+  /// overlap so much that the lists would become too long.
   void assign(const TensorSpec& spec, const Grid& grid, std::span<const Box* const> boxes);
 
-  /// Returns the id of the list of cell number `cell`.
+  /// Returns the id of the list of boxes that contain cell number `cell`.
   std::uint32_t of(std::uint32_t cell) const { return ids_[cell]; }
-  /// Returns the indices, ascending, of the boxes in the list with this id.
+  /// Returns the list with this id. It consists of indices in the `boxes` that were passed to assign(), ascending.
   std::span<const std::uint32_t> list(std::uint32_t id) const { return lists_[id]; }
   std::uint32_t lists() const { return static_cast<std::uint32_t>(lists_.size()); }
 

@@ -10,11 +10,11 @@
 
 namespace sparsecast::fanout {
 
-/// Stores lists of numbers, each distinct list once, and gives it an id. Ids are 0, 1, ... in the order in which lists
-/// are first added. All lists are stored in one array.
+/// Stores each distinct list of numbers once, and gives it an id. Ids are 0, 1, ... in the order in which the lists are
+/// first added. All lists are stored in one array.
 class ListInterner {
  public:
-  /// Returns the id of `list`, which is stored if it is new.
+  /// Returns the id of `list`. Stores the list first if it is new.
   std::uint32_t intern(std::span<const std::uint32_t> list) {
     if (2 * (begins_.size() + 1) > table_.size()) grow();
     std::size_t at = place(list);
@@ -57,7 +57,7 @@ class ListInterner {
 
   std::vector<std::uint32_t> pool_;
   std::vector<std::size_t> begins_{0};
-  /// Hash table that finds lists by their content: ids plus 1; 0 marks a free slot.
+  /// Hash table that finds lists by their content. An entry is the id of a list plus 1; 0 marks a free entry.
   std::vector<std::uint32_t> table_ = std::vector<std::uint32_t>(kLeastTable, 0);
 };
 

@@ -14,10 +14,11 @@ namespace sparsecast::fanout {
 /// of the shard. Dimensions of extent 1 keep their places, and dimensions of equal stride keep their order.
 std::vector<std::uint8_t> wire_order(const Shard& shard, const Box& region);
 
-/// Returns the table whose tensor i is region i of tensors of `whole_tensors` (see FanoutPlan::route_table).
+/// Returns a table in which tensor i is region i of `regions`. The tensors of `whole_tensors` are the tensors to which
+/// the regions belong (see FanoutPlan::route_table).
 TensorTable table_of(const TensorTable& whole_tensors, const std::vector<Region>& regions);
 
-/// Returns where a region, which must be inside the shard, lies in the shard's local tensor.
+/// Returns the location of a region in the shard's local tensor. The region must be inside the shard.
 RegionView view_of(const Shard& shard, const Region& region);
 
 }  // namespace sparsecast::fanout

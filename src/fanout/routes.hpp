@@ -34,23 +34,24 @@
 
 namespace sparsecast::fanout {
 
-/// One sender of a cell, and what it sends the cell by.
+/// One sender of a cell: the route by which it sends the cell, and the shard in which it has the cell.
 struct Assignment {
   std::uint32_t route = 0;  ///< Id, in Senders::routes, of the route by which the cell is sent.
-  std::uint32_t shard = 0;  ///< Index of the shard, of the sending rank, that holds the cell.
+  std::uint32_t shard = 0;  ///< Index of the sending rank's shard that holds the cell.
 };
 
-/// Which ranks send each cell, and to whom.
+/// The routes by which each cell is sent.
 struct Senders {
-  /// Sets of destinations of routes: those of Cells::destination_sets, and subsets of them.
+  /// Sets of destinations of routes: the sets of Cells::destination_sets, and subsets of them.
   ListInterner destination_sets;
-  /// Sets of the numbers of engines that count a route's elements in their state, ascending.
+  /// Sets of engine numbers, ascending: the engines that count the elements of a route in their state.
   ListInterner counted_sets;
-  /// Routes, each as a list of four numbers: dense rank of the source, id in destination_sets, id in counted_sets,
-  /// Route::counted_in_state.
+  /// Routes, each stored as a list of four numbers: dense rank of the source, id in destination_sets, id in
+  /// counted_sets, and Route::counted_in_state.
   ListInterner routes;
   std::vector<Assignment> assignments;
-  std::vector<std::size_t> begins;  ///< Index of each cell's first assignment, and the end of the last cell's.
+  /// Index of the first assignment of each cell, and the end of the last cell's assignments.
+  std::vector<std::size_t> begins;
 
   /// Returns the assignments of cell number `cell`.
   std::span<const Assignment> of(std::size_t cell) const {
@@ -58,32 +59,34 @@ struct Senders {
   }
 };
 
-/// Returns a number (0, 1, ...) for each engine. Two engines have the same number if they hold the same elements in the
-/// same places of the same ranks of theirs.
+/// Returns a class number (0, 1, ...) for each engine. Two engines are in the same class if corresponding ranks of both
+/// hold the same elements in the same places.
 std::vector<std::uint32_t> classify_engines(const WorldRanks& world, const Cells& cells);
 
-/// Returns the senders of every cell. Destinations on a node with candidates get the cell from one of these candidates.
-/// All other destinations get it from a candidate that sends it anyway, or else from any candidate. Among several
-/// candidates, the one with the fewest bytes to send so far is chosen, then the lowest rank. A candidate without a
-/// route to these destinations counts as if it had `route_cost_bytes` more (PlanOptions). Cells without a choice come
-/// first, then large before small cells. All destinations of a route are in engines with the same number in `classes`.
+/// Returns the senders of every cell. Destinations on a node that has candidates get the cell from one of these
+/// candidates. All other destinations get it from a candidate that sends the cell anyway, or from any candidate if
+/// there is none. Among several candidates, the one with the fewest bytes to send so far is chosen, then the one with
+/// the lowest rank. A candidate that has no route to these destinations yet counts as if it had `route_cost_bytes` more
+/// bytes to send (PlanOptions). Cells with only one candidate come first, then large cells before small ones. All
+/// destinations of a route are in engines that have the same number in `classes`.
 Senders choose_senders(const WorldRanks& world, const TensorTable& table, const Cells& cells,
                        const std::vector<std::uint32_t>& classes, std::uint64_t route_cost_bytes);
 
-/// Returns the routes by which the cells are sent, still without groups, ordered by source, destinations and engines
-/// that count them. Neighbouring cells of a route that are in one shard on each rank are joined to one region.
+/// Returns the routes by which the cells are sent, still without groups. They are ordered by source, then by
+/// destinations, then by the engines that count them. Neighbouring cells of a route that are in one shard on each rank
+/// are joined to one region.
 std::vector<Route> make_routes(const WorldRanks& world, const CanonicalNames& names, const Cells& cells,
                                const Senders& senders);
 
 struct RouteGroups {
-  std::vector<RouteGroup> groups;  ///< The groups, ordered by source, then receivers.
-  /// Number of rounds in which the groups take turns.
+  std::vector<RouteGroup> groups;  ///< The groups, ordered by source, then by receivers.
+  /// Number of rounds in which the groups take turns to send.
   std::uint32_t rounds = 0;
-  bool merged = false;  ///< True if step 2 of the rule above had to join groups.
+  bool merged = false;  ///< True if groups had to be joined in step 2 of the rule at the top of this file.
 };
 
-/// Returns the groups of the routes by the rule above, with no rank in more than `most_per_rank` groups. Sets the group
-/// of every route.
+/// Returns the groups of the routes, formed by the rule at the top of this file, with no rank in more than
+/// `most_per_rank` groups. Sets the group of every route.
 RouteGroups make_groups(const WorldRanks& world, std::vector<Route>& routes, std::size_t most_per_rank);
 
 }  // namespace sparsecast::fanout
