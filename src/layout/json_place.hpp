@@ -14,29 +14,32 @@
 
 namespace sparsecast {
 
-/// Parses untrusted text. Throws Error{kCorrupt} if it is not JSON, nests too deeply, or has a key twice in one object.
+/// Parses text from an untrusted source. Throws Error{kCorrupt} if it is not JSON, nests too deeply, or repeats a key
+/// in one object.
 nlohmann::json parse_bounded_json(std::string_view text);
 
-/// A value in a JSON document, and the path to it. Refers to the JsonPlace of the object or array that contains it,
-/// which must outlive it. Its functions throw Error{kCorrupt}, with the path as context, for a value of another type.
+/// A value in a JSON document, and the path to it. Refers to the JsonPlace of the containing object or array, which
+/// must outlive it. Its functions throw Error{kCorrupt}, with the path as context, if the value has another type than
+/// they need.
 class JsonPlace {
  public:
   explicit JsonPlace(const nlohmann::json& root) : value_(root) {}
 
   const nlohmann::json& value() const { return value_; }
-  /// Returns the path from the root, such as "cuts[3].tensors"; empty for the root.
+  /// Returns the path from the root to the value, such as "cuts[3].tensors"; an empty string for the root.
   std::string path() const;
-  /// Throws Error{kCorrupt} that says `fault`, with the path as its context.
+  /// Throws Error{kCorrupt} with the message `fault` and the path as its context.
   [[noreturn]] void fail(const std::string& fault) const;
 
-  /// Throws unless the value is an object whose keys are all in `known`.
+  /// Throws unless the value is an object that has no keys except those in `known`.
   void check_keys(std::initializer_list<std::string_view> known) const;
-  bool has(const char* key) const;  ///< Returns whether the value, which must be an object, has a member with this key.
-  /// Returns the member with this key. Throws if the object has none.
+  /// Returns whether the value, which must be an object, has a member with the key `key`.
+  bool has(const char* key) const;
+  /// Returns the member with the key `key`. Throws if there is no such member.
   JsonPlace at(const char* key) const;
   std::size_t size() const;  ///< Returns the number of elements of the value, which must be an array.
   JsonPlace operator[](std::size_t index) const;
-  /// Returns the member with this key, as at() does; `key` must outlive the result.
+  /// Returns the member with the key `key`, which must exist. `key` must outlive the result.
   JsonPlace member(const std::string& key) const;
 
   const std::string& text() const;
@@ -51,12 +54,12 @@ class JsonPlace {
 
   const nlohmann::json& value_;
   const JsonPlace* parent_ = nullptr;
-  std::string_view key_;  ///< Key in the containing object; empty for an element of an array.
+  std::string_view key_;  ///< Key in the containing object; empty for the root, and for an element of an array.
   std::size_t index_ = 0;
 };
 
-/// Runs call(), and adds the path of `place` to the context of an Error that it throws, unless the context begins with
-/// it already.
+/// Runs call(). If it throws an Error, adds the path of `place` to the context of the Error, unless the context already
+/// begins with this path.
 template <class Call>
 void at_place(const JsonPlace& place, const Call& call) {
   try {

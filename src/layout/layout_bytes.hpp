@@ -11,14 +11,14 @@ namespace sparsecast {
 ///   has_base, first, then of each dimension offset, extent and stride).
 /// Numbers without a type are LEB128; strings are their length and their bytes.
 Bytes pack_layout(const Layout& layout);
-/// Returns the layout whose content pack_layout has returned. Throws Error{kCorrupt} for any other bytes.
+/// Returns the layout from `content`, which pack_layout() has returned. Throws Error{kCorrupt} for any other bytes.
 Layout unpack_layout(ConstBytes content);
 
-/// Returns a layout file: "SCLY", u32 version, u64 bytes of the content, XXH3-64 of the content, then the content, as
-/// one zstd frame if that is smaller.
+/// Returns a layout file with this content: "SCLY", u32 version, u64 size of the content in bytes, XXH3-64 of the
+/// content, then the content, which is stored as one zstd frame if that is smaller.
 Bytes compress_layout(ConstBytes content);
-/// Returns the content in a file that compress_layout has returned. Throws Error{kCorrupt | kUnsupported} for any other
-/// bytes.
+/// Returns the content of a file that compress_layout() has returned. Throws Error{kCorrupt | kUnsupported} for any
+/// other bytes.
 Bytes decompress_layout(ConstBytes bytes);
 
 }  // namespace sparsecast

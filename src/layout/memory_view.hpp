@@ -13,8 +13,8 @@
 
 namespace sparsecast {
 
-/// The set of elements of a local tensor that a shard covers. Their indices are all sums of `first` and, for each
-/// dimension, of its stride times a number below its extent. Strides descend. Each is larger than the reach of all
+/// The set of elements of a local tensor that a shard covers. The index of each element is `first` plus, for each
+/// dimension, the stride times a number below the extent. Strides descend; each stride is larger than the reach of all
 /// smaller strides together, so no element occurs twice. Adjacent dimensions that form one run are merged, so equal
 /// sets have equal views.
 struct MemoryView {
@@ -27,27 +27,27 @@ struct MemoryView {
   std::uint64_t last = 0;
   std::array<Dim, kMaxLayoutDims> dims;
   std::size_t rank = 0;
-  std::uint32_t shard = 0;  ///< Number of the shard that the view belongs to.
+  std::uint32_t shard = 0;  ///< Number of the shard to which the view belongs.
 
-  /// Returns whether both views are of the same set of elements.
+  /// Returns whether both views cover the same set of elements.
   bool same_memory(const MemoryView& other) const { return first == other.first && dims == other.dims; }
 };
 
-/// Returns the view of a shard. Returns nullopt for strides that could let two elements share an address, or that no
-/// strided tensor has. The shard's box must not be empty, its strides must not be negative, and its addresses must be
-/// below 2^47.
+/// Returns the view of a shard. Returns nullopt for strides that could give two elements the same address, or that no
+/// strided tensor has. The box of the shard must not be empty, its strides must not be negative, and its addresses must
+/// be below 2^47.
 std::optional<MemoryView> memory_view(const Shard& shard);
 
-/// The number of steps that find_overlap() may still take. Views of real tensors need a few steps each.
+/// The number of steps that find_overlap() may still take. The views of real tensors need only a few steps each.
 struct OverlapBudget {
   std::uint64_t steps = std::uint64_t{1} << 27;
-  /// Takes one step off. Throws Error{kUsage} when there is none left.
+  /// Takes one step from the budget. Throws Error{kUsage} if there is none left.
   void spend();
 };
 
-/// Looks for two views that share an element. Returns the shard numbers (MemoryView::shard) of the first such pair that
-/// it finds, or nullopt if no two views share an element. All views must be of one local tensor, and no two may be
-/// equal. Throws Error{kUsage} when `budget` is used up.
+/// Looks for two views that share an element. Returns the shard numbers (MemoryView::shard) of the first two such views
+/// that it finds, or nullopt if no two views share an element. All views must be of one local tensor, and no two views
+/// may be equal. Throws Error{kUsage} if `budget` is used up.
 std::optional<std::pair<std::uint32_t, std::uint32_t>> find_overlap(std::vector<MemoryView> views,
                                                                     OverlapBudget& budget);
 

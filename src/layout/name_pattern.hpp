@@ -20,14 +20,14 @@ namespace sparsecast {
 /// A name with variables in braces, such as "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight".
 class NamePattern {
  public:
-  /// `text` is the name with its variables in braces. Throws Error{kUsage} for an unbalanced brace or empty braces.
+  /// Parses `text`, a name with its variables in braces. Throws Error{kUsage} for an unbalanced brace or empty braces.
   explicit NamePattern(std::string_view text);
 
-  /// Returns whether the name has this variable.
+  /// Returns whether the name contains the variable `variable`.
   bool uses(std::string_view variable) const;
-  /// Returns the name with `variable` replaced by `value`. Other variables stay in it, in their braces.
+  /// Returns the name with `variable` replaced by `value`. All other variables stay in the name, in their braces.
   std::string with(std::string_view variable, std::uint32_t value) const;
-  /// Returns every variable of the name once, in the order in which they first occur.
+  /// Returns each variable of the name once, in the order in which the variables first occur.
   std::vector<std::string> variables() const;
 
  private:
@@ -82,7 +82,7 @@ inline std::vector<std::string> NamePattern::variables() const {
 }
 
 /// Returns whether the whole `text` matches `pattern`, in which '*' stands for any number of any characters, and '?'
-/// for one character. Takes time up to the product of the lengths.
+/// for any single character. Takes time of at most the product of the two lengths.
 inline bool matches_wildcard(std::string_view pattern, std::string_view text) {
   std::size_t p = 0;
   std::size_t t = 0;
