@@ -7,22 +7,22 @@
 
 namespace sparsecast {
 
-/// A directory of files that appears only once it is complete: it is filled as PATH.partial and then renamed. The
-/// destructor removes a directory that was not published.
+/// Writes a directory of files that appears only once it is complete: the files are written to PATH.partial, which is
+/// then renamed to PATH. The destructor removes PATH.partial unless publish() has renamed it.
 class DirectoryOutput {
  public:
-  /// Creates the directory PATH.partial, and its parent if that is missing. Throws Error{kUsage} if `path` exists, or
-  /// what an interrupted attempt has left.
+  /// Creates the directory PATH.partial, where PATH is `path`, and its parent if that is missing. Throws Error{kUsage}
+  /// if PATH exists, or if PATH.partial exists because an earlier attempt was interrupted.
   DirectoryOutput(FileSystem& fs, std::string path);
   ~DirectoryOutput();
   DirectoryOutput(const DirectoryOutput&) = delete;
   DirectoryOutput& operator=(const DirectoryOutput&) = delete;
 
-  /// Returns the path at which the caller must write the file with this name.
+  /// Returns the path at which the caller must write the file with the name `name`.
   std::string path(const std::string& name) const { return staging_ + "/" + name; }
-  /// Writes a file with this name and content.
+  /// Writes a file with the name `name` and the content `text`.
   void write_text(const std::string& name, const std::string& text);
-  /// Renames the finished directory to its final path, atomically and durably. Returns that path.
+  /// Renames the complete directory to its final path, atomically and durably. Returns that path.
   std::string publish();
 
  private:
@@ -32,7 +32,8 @@ class DirectoryOutput {
   bool published_ = false;
 };
 
-/// Creates the directory `path`, and its parent, if they are missing.
+/// Creates the directory `path`, and its parent, if they are missing. Throws Error{kUsage} if `path` is not a
+/// directory.
 void make_output_directory(FileSystem& fs, const std::string& path);
 
 /// Throws Error{kUsage} if `path` exists.

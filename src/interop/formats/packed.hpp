@@ -22,24 +22,25 @@ namespace sparsecast::packed {
 
 inline constexpr const char* kDoneName = "DONE";
 
-/// Returns whether `name`, that of a file in a version directory, is the name of a file of this format.
+/// Returns whether `name`, the name of a file in a version directory, is the name of a flush file of this format.
 bool is_flush_name(const std::string& name);
 
-/// Reads all files of a version directory and adds their changes to `out`. `base` is the checkpoint that they change.
-/// Throws Error; Error{kIncomplete} if DONE is missing.
+/// Reads all files of a version directory and adds their changes to `out`. `base` is the checkpoint to which the
+/// changes apply. Throws Error{kIncomplete} if DONE is missing, and other codes for files that cannot be read or are
+/// not valid.
 void read_directory(FileSystem& fs, const std::string& directory, const Checkpoint& base, PatchStore& out);
 
-/// Calls `sink` with the changes of one file, as patches of tensors of `table`. `bytes` is the content of the file;
-/// errors name `name`.
+/// Calls `sink` with the changes that one file contains, as patches of tensors of `table`. `bytes` is the content of
+/// the file; errors name `name`.
 void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& table, const PatchSink& sink);
 
-/// Writes the changes `patches` of the version in `header` as a version directory below `parent`. Returns the path of
-/// the directory.
+/// Writes `patches`, the changes of the version in `header`, as a version directory below `parent`. `table` is the
+/// table of the tensors. Returns the path of the directory.
 std::string write_directory(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                             const TensorTable& table, const std::string& parent, const ForeignWriteOptions& options);
 
-/// Writes the changes `patches` of the version in `header` as verl's files in `directory`. Returns the paths of the
-/// files.
+/// Writes `patches`, the changes of the version in `header`, as files of verl in `directory`. `table` is the table of
+/// the tensors. Returns the paths of the files.
 std::vector<std::string> write_verl(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                                     const TensorTable& table, const std::string& directory,
                                     const ForeignWriteOptions& options);

@@ -13,7 +13,7 @@
 
 namespace sparsecast {
 
-/// A directory for the intermediate files of one conversion, with the path `beside` + ".work." + a unique suffix. It is
+/// A directory for the intermediate files of one conversion. Its path is `beside` + ".work." + a unique suffix. It is
 /// created when the first file is requested; the destructor removes it with all its files.
 class WorkDirectory {
  public:
@@ -23,7 +23,7 @@ class WorkDirectory {
   WorkDirectory& operator=(const WorkDirectory&) = delete;
 
   FileSystem& fs() const noexcept { return fs_; }
-  /// Returns a path in the directory for a new file, which no earlier call has returned and at which no file exists.
+  /// Returns a path in the directory for a new file. No earlier call has returned this path, and no file exists there.
   /// Its name is derived from `name`.
   std::string path(const std::string& name);
 
@@ -34,8 +34,8 @@ class WorkDirectory {
   std::uint64_t names_ = 0;
 };
 
-/// A sequence of bytes that is first written, in order, and then read at any place. A small amount is kept in memory,
-/// more in a scratch file.
+/// A sequence of bytes that is first written, in order, and then read at any offset. A small sequence stays in memory;
+/// a larger one is moved to a scratch file.
 class Spool {
  public:
   static constexpr std::size_t kMemoryBytes = std::size_t{64} << 20;
@@ -43,11 +43,11 @@ class Spool {
   explicit Spool(WorkDirectory& scratch, std::size_t memory_bytes = kMemoryBytes)
       : scratch_(&scratch), memory_bytes_(memory_bytes) {}
 
-  /// Appends the bytes. Returns the offset in the spool at which they begin.
+  /// Appends `bytes`. Returns the offset at which they begin in the spool.
   std::uint64_t append(ConstBytes bytes);
   std::uint64_t size() const noexcept { return in_file_ + memory_.size(); }
-  /// Fills `room` with the bytes from offset `begin` on, which must have been appended. May run concurrently with other
-  /// reads, but not with append().
+  /// Fills `room` with bytes from offset `begin` on, which must have been appended. Several calls of read() may run at
+  /// the same time, but none at the same time as append().
   void read(std::uint64_t begin, MutableBytes room) const;
 
  private:
@@ -61,28 +61,28 @@ class Spool {
   std::uint64_t in_file_ = 0;
 };
 
-/// Throws Error{kCorrupt | kUnsupported} unless the indices of the patch are strictly increasing and inside the tensor.
-/// The caller must have checked that `count` and the sizes of the spans agree.
+/// Throws Error{kCorrupt} unless the indices of the patch are strictly increasing, inside the tensor and below 2^31.
+/// The caller must have checked that patch.count matches the sizes of the spans.
 void check_patch(const TensorTable& table, const TensorPatch& patch);
 
-/// Collects the patches of one version, at most one per tensor, until all have arrived.
+/// Collects the patches of one version, at most one for each tensor.
 class PatchStore {
  public:
-  /// Makes a store for patches of tensors of `table`, which keeps large patches in files of `scratch`. Both must
-  /// outlive the store.
+  /// Makes a store for patches of tensors of `table`. It keeps large patches in files of `scratch`. `table` and
+  /// `scratch` must outlive the store.
   PatchStore(const TensorTable& table, WorkDirectory& scratch) : table_(table), spool_(scratch) {}
 
-  /// Copies the patch; ignores a patch without elements. Throws Error{kCorrupt} if its indices do not increase or
-  /// exceed the tensor, or if the tensor already has a patch.
+  /// Copies the patch into the store; a patch without elements is not stored. Throws Error{kCorrupt} if the indices do
+  /// not increase or exceed the tensor, or if add() was called for this tensor before.
   void add(const TensorPatch& patch);
-  /// Returns a function that calls add(). The store must outlive it.
+  /// Returns a function that calls add(). The store must outlive the function.
   PatchSink sink() {
     return [this](const TensorPatch& patch) { add(patch); };
   }
-  /// Returns the patches in the order of the table. The store must outlive them, and no patch may be added while they
-  /// are in use.
+  /// Returns the patches in the order of the table. The store must outlive them, and add() must not be called while
+  /// they are in use.
   TensorPatches patches() const;
-  /// Returns the number of elements in all patches.
+  /// Returns the total number of elements in all patches.
   std::uint64_t changed() const noexcept { return changed_; }
 
  private:

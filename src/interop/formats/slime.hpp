@@ -28,16 +28,16 @@
 
 namespace sparsecast::slime {
 
-/// Function that receives one window of a tensor: its bytes before a patch, and as many bytes after it.
+/// Function that receives one window of a tensor: the bytes of the window before a patch, and as many bytes after it.
 using WindowSink = std::function<void(ConstBytes before, ConstBytes after)>;
 
-/// Calls `sink` with the whole tensor of `base` that `patch` changes, in windows of at most 1 MiB, and releases the
-/// memory of windows that it has passed.
+/// Calls `sink` with the whole tensor of `base` that `patch` changes, in windows of at most 1 MiB. Releases the memory
+/// of each window after the call.
 void for_each_window(const Checkpoint& base, const TensorPatch& patch, const WindowSink& sink);
 
 inline constexpr const char* kIndexName = "model.safetensors.index.json";
 
-/// Content of the index file of a version directory.
+/// The content of the index file of a version directory. For a full checkpoint, only `delta` is set.
 struct Index {
   /// True if the directory holds a delta, false if it holds a full checkpoint.
   bool delta = false;
@@ -48,29 +48,30 @@ struct Index {
   std::vector<std::string> tensors;  ///< Names of the tensors that the index lists, sorted.
 };
 
-/// Returns what the text of an index file says. Throws Error{kCorrupt | kUnsupported} without context.
+/// Parses the text of an index file. Throws Error{kCorrupt | kUnsupported} without context.
 Index parse_index(const std::string& text);
-/// Returns what the index file of a directory says; for a directory without one, the Index of a full checkpoint. The
-/// context of errors names the directory.
+/// Returns the content of the index file of a directory. A directory without an index file counts as a full checkpoint.
+/// The context of errors is the path of the index file.
 Index read_index(FileSystem& fs, const std::string& directory);
 
-/// Reads the files of a delta directory and adds their changes to `out`. `base` is the checkpoint that they change.
-/// Verifies the checksum of each tensor.
+/// Reads the files of a delta directory and adds their changes to `out`. `base` is the checkpoint to which the changes
+/// apply. Verifies the checksum of each tensor: throws Error{kDigestMismatch} if it differs, and {kIncomplete} if the
+/// files do not hold the tensors that the index names.
 void read_delta(FileSystem& fs, const std::string& directory, const Checkpoint& base, PatchStore& out);
 
-/// Calls `sink` with the change of tensor number `tensor` that one zstd frame holds in the encoding "xor" or
-/// "overwrite". Does not verify its checksum. Throws Error{kCorrupt} without context.
+/// Calls `sink` with the change of tensor number `tensor` that one zstd frame contains, in the encoding "xor" or
+/// "overwrite". Does not verify the checksum of the tensor. Throws Error{kCorrupt} without context.
 void decode_tensor(ConstBytes frame, const std::string& encoding, std::size_t tensor, const Checkpoint& base,
                    const PatchSink& sink);
 
-/// Writes the changes `patches` of the version in `header` as a version directory below `parent`. `base` is the
-/// checkpoint that they change. Returns the path of the directory.
+/// Writes `patches`, the changes of the version in `header`, as a version directory below `parent`. `base` is the
+/// checkpoint to which the changes apply. Returns the path of the directory.
 std::string write_delta(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches, const Checkpoint& base,
                         const std::string& parent, const ForeignWriteOptions& options, WorkDirectory& scratch);
 
 /// Returns the name of the directory of a version: "weight_v000012" for version 12.
 std::string version_name(std::uint64_t version);
-/// Returns the version for which version_name() returns `name`, or nullopt for other names.
+/// Returns the version in the name of a version directory; nullopt for a name that version_name() does not return.
 std::optional<std::uint64_t> version_of_name(const std::string& name);
 
 }  // namespace sparsecast::slime

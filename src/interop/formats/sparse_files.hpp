@@ -21,18 +21,19 @@ namespace sparsecast {
 /// Returns the name of TRL's file for a version: "step_000012.safetensors" for version 12.
 std::string trl_step_name(std::uint64_t version);
 
-/// Writes the changes `patches` of the version in `header` as one file of TRL in `directory`/deltas. Returns the path
-/// of the file.
+/// Writes `patches`, the changes of the version in `header`, as one file of TRL in `directory`/deltas. `table` is the
+/// table of the tensors. Returns the path of the file.
 std::string write_trl_step(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                            const TensorTable& table, const std::string& directory);
-/// Writes the changes `patches` of the version in `header` as one file, update_NNNNNN.safetensors, in `directory`.
-/// Returns the path of the file.
+/// Writes `patches`, the changes of the version in `header`, as one file, update_NNNNNN.safetensors, in `directory`.
+/// `table` is the table of the tensors. Returns the path of the file.
 std::string write_vllm_update(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches,
                               const TensorTable& table, const std::string& directory);
-/// Writes a whole checkpoint as one file of TRL in `directory`/anchors. Returns the path of the file.
+/// Writes a whole checkpoint of version `version` as one file of TRL in `directory`/anchors. Returns the path of the
+/// file.
 std::string write_trl_anchor(FileSystem& fs, const Checkpoint& checkpoint, std::uint64_t version,
                              const std::string& directory);
-/// Writes all tensors of a checkpoint, and `metadata`, as one safetensors file at `path`.
+/// Writes all tensors of a checkpoint, and the metadata `metadata`, as one safetensors file at `path`.
 void write_all_tensors(FileSystem& fs, const Checkpoint& checkpoint, const std::string& path,
                        const std::map<std::string, std::string>& metadata);
 

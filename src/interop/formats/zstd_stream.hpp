@@ -8,20 +8,20 @@
 
 namespace sparsecast {
 
-/// Decodes one zstd frame in windows. It never produces more bytes than the caller asks for, so the caller's own table
-/// bounds the memory.
+/// Decodes one zstd frame, window by window. It never produces more bytes than the caller asks for, so a frame cannot
+/// make it use more memory than the caller expects.
 class ZstdReader {
  public:
-  /// Requires `frame`, the whole zstd frame, to outlive the reader.
+  /// Makes a reader of `frame`, one whole zstd frame, which must outlive the reader.
   explicit ZstdReader(ConstBytes frame);
   ~ZstdReader();
 
-  /// Fills `window` with the next bytes of the content, and returns their number; fewer than the size of `window` mean
-  /// the end of the content. Throws Error{kCorrupt}.
+  /// Fills `window` with the next bytes of the content, and returns their number. A number smaller than the size of
+  /// `window` means that the content has ended. Throws Error{kCorrupt} if the frame is damaged.
   std::size_t read(std::span<std::byte> window);
-  /// Fills the whole `window` with the next bytes of the content. Throws Error{kCorrupt} if there are fewer.
+  /// Fills the whole `window` with the next bytes of the content. Throws Error{kCorrupt} if fewer bytes are left.
   void read_exact(std::span<std::byte> window);
-  /// Throws Error{kCorrupt} unless all content has been read, the frame is complete, and nothing follows it.
+  /// Throws Error{kCorrupt} unless all of the content has been read, the frame is complete, and no bytes follow it.
   void require_end();
 
  private:
@@ -29,19 +29,22 @@ class ZstdReader {
   std::unique_ptr<State> state_;
 };
 
-/// Encodes zstd frames one after another, each from windows of its content, with the content size in the frame header.
-/// Holds at most 32 MiB of content and as much output in buffers, which it reuses for the next frame.
+/// Encodes zstd frames one after another. The content of each frame is appended in windows, and its size is in the
+/// frame header. The writer buffers at most 32 MiB of content and as much output; it uses the same buffers for all
+/// frames.
 class ZstdWriter {
  public:
-  /// Makes a writer that compresses with `level` and calls sink(bytes) with the compressed bytes, piece by piece.
+  /// Makes a writer that compresses with zstd level `level`, and calls sink(bytes) with the compressed bytes, piece by
+  /// piece.
   ZstdWriter(int level, std::function<void(ConstBytes)> sink);
   ~ZstdWriter();
 
-  /// Begins a frame whose content has `content_bytes` bytes.
+  /// Begins a frame whose content will have `content_bytes` bytes.
   void begin(std::uint64_t content_bytes);
-  /// Appends bytes to the content of the frame.
+  /// Appends the bytes in `window` to the content of the frame. Throws Error{kUsage} if the content becomes longer than
+  /// begin() has announced.
   void append(ConstBytes window);
-  /// Ends the frame. Throws Error{kUsage} unless exactly as many bytes were appended as begin() has announced.
+  /// Ends the frame. Throws Error{kUsage} if fewer bytes have been appended than begin() has announced.
   void finish();
 
  private:
