@@ -15,8 +15,8 @@ namespace sparsecast {
 
 inline constexpr std::uint32_t kF32Infinity = 0x7F800000;
 
-/// Source elements of type bf16. to_f32() returns the fp32 bits of the value of an element's bits, as it does for the
-/// two types below.
+/// Describes source elements of type bf16. to_f32() converts the bits of an element to the fp32 bits of the same value.
+/// F32Bits and F16Bits below do the same for their types.
 struct BF16Bits {
   using Word = std::uint16_t;
   SPARSECAST_HD static std::uint32_t to_f32(Word bits) { return std::uint32_t{bits} << 16; }
@@ -53,7 +53,7 @@ struct E4M3 {
   static constexpr float kMost = 448.0F;
   static constexpr bool kHasNaN = true;
   static constexpr std::uint8_t kZero = 0;
-  /// Returns the code of an element, given by its fp32 bits. Infinities and NaNs become NaN.
+  /// Returns the E4M3 code of a number, which is given by its fp32 bits. Infinities and NaNs become NaN.
   SPARSECAST_HD static std::uint8_t of(std::uint32_t f32) {
     const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
     std::uint32_t code = 0;
@@ -109,8 +109,9 @@ struct Int4 {
   }
 };
 
-/// Returns the bits of the magnitude with which an element, given by its fp32 bits, counts for amax. Magnitudes are
-/// ordered like their bits, so the maximum is an integer maximum, which does not depend on the order of reduction.
+/// Returns the magnitude with which an element counts for amax, as fp32 bits; `f32` are the element's fp32 bits. An
+/// element that is not finite counts as 0 if the element type has NaNs, otherwise as infinity. Magnitudes have the same
+/// order as their bits, so the maximum is an integer maximum, which does not depend on the order of the reduction.
 template <class Element>
 SPARSECAST_HD std::uint32_t counted_magnitude(std::uint32_t f32) {
   const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
@@ -118,8 +119,8 @@ SPARSECAST_HD std::uint32_t counted_magnitude(std::uint32_t f32) {
   return Element::kHasNaN ? 0 : kF32Infinity;
 }
 
-/// The scale of a quantisation block: its bits as they are stored, and the number by which the elements are divided,
-/// which is 0 if the scale is NaN.
+/// The scale of a quantisation block: the bits that are stored, and the number by which the elements are divided. This
+/// divisor is 0 if the scale is NaN.
 struct BlockScale {
   std::uint32_t bits = 0;
   float divisor = 0.0F;
@@ -138,8 +139,8 @@ SPARSECAST_HD std::uint32_t nan_of(QuantScale format) {
   }
 }
 
-/// Returns the biased exponent, 0 to 253, of the power-of-two scale for a block whose amax has the fp32 bits `amax`; 0
-/// means 2^-127 or less.
+/// Returns the biased exponent (0 to 253) of the power-of-two scale for a block whose amax has the fp32 bits `amax`. 0
+/// stands for a scale of 2^-127 or less.
 template <class Element>
 SPARSECAST_HD std::uint32_t power_of_amax(ScaleRounding rounding, std::uint32_t amax) {
   constexpr auto kMost = std::bit_cast<std::uint32_t>(Element::kMost);
@@ -152,8 +153,8 @@ SPARSECAST_HD std::uint32_t power_of_amax(ScaleRounding rounding, std::uint32_t 
   return exponent > kMostExponent ? exponent - kMostExponent : 0;
 }
 
-/// Returns the scale for a block whose amax has the fp32 bits `amax`. `global` is the global scale if `format` is
-/// kE4M3.
+/// Returns the scale for a block whose amax has the fp32 bits `amax`. `global` is the global scale, which is used only
+/// if `format` is kE4M3.
 template <class Element>
 SPARSECAST_HD BlockScale scale_of_amax(QuantScale format, ScaleRounding rounding, std::uint32_t amax, float global) {
   if (amax >= kF32Infinity) {
@@ -180,13 +181,13 @@ SPARSECAST_HD BlockScale scale_of_amax(QuantScale format, ScaleRounding rounding
   return {format == QuantScale::kBF16 ? bits >> 16 : bits, std::bit_cast<float>(bits)};
 }
 
-/// Returns `scale` if it is positive and finite, otherwise 1, which is used in its place.
+/// Returns `scale` if it is positive and finite; otherwise returns 1, which is then used as the global scale.
 SPARSECAST_HD float usable_global_scale(float scale) {
   return std::bit_cast<std::uint32_t>(scale) - 1U < kF32Infinity - 1U ? scale : 1.0F;
 }
 
-/// Returns the global scale for a matrix whose largest magnitude is `amax`: it maps `amax` to the greatest element
-/// times the greatest scale. Returns 1 if there is no such scale.
+/// Returns the global scale for a matrix whose largest magnitude is `amax`. It maps `amax` to the product of the
+/// largest element and the largest scale. Returns 1 if there is no such scale.
 template <class Element>
 SPARSECAST_HD float global_scale_of_amax(float amax) {
   const bool positive = std::bit_cast<std::uint32_t>(amax) - 1U < kF32Infinity - 1U;

@@ -12,25 +12,27 @@
 
 namespace sparsecast {
 
-/// Range [begin, end) of rows or of columns of the shard.
+/// Range [begin, end) of the numbers of rows, or of columns, of the shard.
 struct Span {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
 
-/// A quantisation that has been validated. Index 0 of the arrays is for rows, index 1 for columns.
+/// The parameters of a quantisation, which have been validated. Index 0 of each array is for rows, index 1 for columns.
 struct QuantizePlan {
-  std::uint64_t extent[2] = {};  ///< Number of rows and of columns of the shard.
-  /// Distance of two successive rows, and columns, of the source in memory, in elements.
+  std::uint64_t extent[2] = {};  ///< Number of rows and number of columns of the shard.
+  /// Distance in the source memory, in elements, between successive rows and between successive columns.
   std::int64_t strides[2] = {};
-  std::uint64_t block[2] = {};      ///< Number of rows and of columns of a whole block.
-  std::uint64_t first_cut[2] = {};  ///< Number of rows and of columns of the first block that are before the shard.
-  std::uint64_t grid[2] = {};       ///< Number of blocks that the shard touches, along the rows and along the columns.
+  std::uint64_t block[2] = {};  ///< Number of rows and number of columns of a whole block.
+  /// Number of rows and number of columns of the first block that lie before the shard.
+  std::uint64_t first_cut[2] = {};
+  std::uint64_t grid[2] = {};  ///< Number of blocks that the shard touches in each dimension.
   QuantElement element = QuantElement::kE4M3;
   QuantScale scale = QuantScale::kF32;
   ScaleRounding rounding = ScaleRounding::kNearest;
 
-  /// Returns which rows (dim 0) or columns (dim 1) of the shard belong to block `index` of the grid in that dimension.
+  /// Returns the range of rows (dim 0) or of columns (dim 1) of the shard that belong to block number `index` of the
+  /// grid in that dimension.
   SPARSECAST_HD Span span(unsigned dim, std::uint64_t index) const {
     const std::uint64_t begin = index == 0 ? 0 : index * block[dim] - first_cut[dim];
     const std::uint64_t end = (index + 1) * block[dim] - first_cut[dim];
@@ -38,22 +40,23 @@ struct QuantizePlan {
   }
 };
 
-/// Returns the size in bytes of a scale that is stored in this format.
+/// Returns the size in bytes of one stored scale of this format.
 inline std::size_t scale_size(QuantScale scale) {
   return scale == QuantScale::kF32 ? 4 : scale == QuantScale::kBF16 ? 2 : 1;
 }
 
-/// Returns the plan for computing the amax of each block of `shard`, whose elements are at `source`, to `amax`. Checks
-/// the shard and the pointers, without reading the memory; throws as sparsecast/quantize.hpp describes. A null pointer
-/// is an error if the shard has elements.
+/// Returns the plan for computing the amax of each block of `shard`, whose elements are at `source`, into `amax`.
+/// Checks the arguments, but does not read the memory: throws Error{kUsage} or Error{kUnsupported}, naming the shard,
+/// if the shard or its format is not valid, or if a pointer is null although the shard has elements.
 QuantizePlan plan_amax(const MatrixShard& shard, const void* source, const float* amax);
-/// Returns the plan for quantising `shard`, whose elements are at `source`, to `out` with `amax`. Checks its arguments
-/// as plan_amax does.
+/// Returns the plan for quantising `shard`, whose elements are at `source`, into `out`, with the given `amax`. Checks
+/// the arguments as plan_amax() does; also throws Error{kUsage} if `amax.blocks` is null and an edge of the shard cuts
+/// a block.
 QuantizePlan plan_quantization(const MatrixShard& shard, const void* source, const QuantizedShard& out,
                                const GivenAmax& amax);
 
-/// Calls body.template operator()<Bits>() with the Bits of a source dtype: BF16Bits, F16Bits or, for any other dtype,
-/// F32Bits.
+/// Calls body.template operator()<Bits>() with the class that describes source elements of this dtype: BF16Bits,
+/// F16Bits or, for any other dtype, F32Bits.
 template <class Body>
 void with_source(DType dtype, const Body& body) {
   switch (dtype) {
@@ -66,7 +69,7 @@ void with_source(DType dtype, const Body& body) {
   }
 }
 
-/// Calls body.template operator()<Element>() with the class of an element type: E4M3, E2M1 or Int4.
+/// Calls body.template operator()<Element>() with the class of this element type: E4M3, E2M1 or Int4.
 template <class Body>
 void with_element(QuantElement element, const Body& body) {
   switch (element) {
