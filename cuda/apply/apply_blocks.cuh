@@ -36,8 +36,8 @@ __device__ bool is_refused(const ReceiveControl& control) {
   return control.directory_input_error != kNoInputError || (kWrite && control.block_input_error != kNoInputError);
 }
 
-/// Returns the address of the word of the control in which this pass records payload errors. This pass must not read
-/// that word in is_refused(), so a pass that writes uses another word than validation.
+/// Returns the address of the word of the control in which this pass records payload errors. It is not one of the words
+/// that is_refused() reads in this pass.
 template <bool kWrite>
 __device__ std::uint64_t* error_word(const Received& received) {
   return kWrite ? &received.control->changed_input_error : &received.control->block_input_error;

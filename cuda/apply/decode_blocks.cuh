@@ -19,10 +19,10 @@ __device__ inline std::uint32_t coded_words(const ReceivedBlock& block) {
 /// Returns the codec of the block's values, which is the same for all blocks of a delta.
 __device__ inline ValueCodec values_of(const ReceivedBlock& block) { return Coding::unpack(block.coding).values; }
 
-/// Decodes a block chunk by chunk, and calls sink(first, entries) for each chunk, when entries [0, entries) of
-/// shared.positions and shared.coded hold changes [first, first + entries). Stops before the call for a chunk in which
-/// any thread finds an input error. Returns the error that this thread has found. The caller may reuse `shared` after
-/// its next barrier.
+/// Decodes a block chunk by chunk, and calls sink(first, entries) for each chunk. During the call, entries [0, entries)
+/// of shared.positions and shared.coded hold changes [first, first + entries) of the block. Stops before the call for a
+/// chunk in which any thread finds an input error. Returns the error that this thread has found. The caller may reuse
+/// `shared` after its next barrier.
 template <class T, class Sink>
 __device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& shared, const Sink& sink) {
   if (block.payload_words > kMostPayloadWords) return InputError::kLength;

@@ -35,7 +35,7 @@ struct ExceptionsShared {
 struct ExceptionFormat {
   std::uint32_t count;     ///< Number of changes in the block.
   std::uint32_t gap_rice;  ///< Rice parameter of the gaps, `ke` of the block's coding.
-  /// Upper limit, which is not reached, of the number of bits of an exception below its highest one bit.
+  /// The number of bits of an exception below its highest one bit must be less than this.
   std::uint32_t high_bits;
 };
 

@@ -16,8 +16,8 @@ namespace sparsecast::cuda {
 
 class NanExpansion {
  public:
-  /// Loads the kernels of this class, and those of device_masked_copy, with which loaders copy the expanded tensors.
-  /// sizes[s] says whether the table has elements of 2^s bytes. `loader` must have loads_only set.
+  /// Loads the kernels of this class, and the kernels of device_masked_copy, which loaders use to copy the expanded
+  /// tensors. sizes[s] says whether the table has elements of 2^s bytes. `loader` must have loads_only set.
   static void load_kernels(const bool (&sizes)[4], const DeviceStream& loader);
 
   /// Checks that NaN-masked tensors can carry the delta whose validated blocks `received` describes. Writes no tensor,

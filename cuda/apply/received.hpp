@@ -45,7 +45,7 @@ enum class InputError : std::uint8_t {
   /// Padding bits are not zero.
   kPadding,
   kQuotient,  ///< A unary quotient has more zeros than any gap can have.
-  /// A bitmap does not have as many bits set as its block has changes.
+  /// The number of bits that are set in a bitmap differs from the number of changes of its block.
   kBitmapCount,
   /// A difference in ULP does not fit into its element.
   kMagnitude,
@@ -63,8 +63,9 @@ struct LiveTensor {
   std::uint64_t elements = 0;
   std::uint64_t key_lo = 0;
   std::uint64_t key_hi = 0;
-  std::uint8_t element_shift = 0;       ///< Binary logarithm of the element size in bytes.
-  UlpOrder order = UlpOrder::kInteger;  ///< Order of the dtype's bit patterns in which `ulp` differences count.
+  std::uint8_t element_shift = 0;  ///< Binary logarithm of the element size in bytes.
+  /// Order of the dtype's bit patterns. An `ulp` difference is a number of steps in this order.
+  UlpOrder order = UlpOrder::kInteger;
   /// Index, in Received::views, of the layout of the elements in memory; kNoView if they are contiguous.
   std::uint32_t view = kNoView;
   /// Index, in Received::views, of the view that gives each element's index in the digest; kNoView if the digest uses

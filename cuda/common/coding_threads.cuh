@@ -94,8 +94,8 @@ class CtaThreads {
   Shared& shared_;
 };
 
-/// The lanes of one warp, working together on one block. It has the same member functions as CtaThreads. Where two sums
-/// are computed in one word, each sum must be less than 2^16.
+/// The lanes of one warp, working together on one block. It has the same member functions as CtaThreads. scan() of two
+/// numbers and the first two sums of sum() share one word, so each of these sums must be less than 2^16.
 class WarpThreads {
  public:
   static constexpr std::uint32_t kCount = 32;

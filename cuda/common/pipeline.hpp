@@ -42,8 +42,8 @@ static_assert(kMaskWords == 2 * kThreads && kTilesPerSection == kThreads);
 inline constexpr std::uint32_t kTileEntries = kTileElems / 4;
 /// Value that stands for the number of a tile's first entry if detect has stored no entries for the tile.
 inline constexpr std::uint32_t kNoEntries = ~std::uint32_t{0};
-/// Number of changes from which encode_blocks encodes a block; encode_runs encodes blocks with fewer changes. A block
-/// of several tiles always has fewer.
+/// encode_runs encodes blocks with fewer changes than this number, encode_blocks all other blocks. A block of several
+/// tiles always has fewer.
 inline constexpr std::uint32_t kRunChanges = 2 * kBlockChanges;
 
 /// Returns the size in bytes of the scratch memory of one CTA of encode_blocks: room for the words, positions and
@@ -53,9 +53,10 @@ constexpr std::size_t scratch_bytes(std::size_t element_bytes) { return kTileEle
 /// Method by which detect finds the changed elements of a tensor. `current` and `old` are fields of the tensor's
 /// TensorEntry.
 enum class DetectSource : std::uint8_t {
-  kCompare,    ///< Compares `current` with `old`, both contiguous.
-  kStrided,    ///< As kCompare, but some tensors are views of larger memory.
-  kMasters,    ///< As kStrided, but `current` of some bf16 tensors points to fp32 masters.
+  kCompare,  ///< Compares `current` with `old`, both contiguous.
+  kStrided,  ///< Compares `current` with `old`, where some tensors are views of larger memory.
+  /// Does the same as kStrided, but `current` of some bf16 tensors points to fp32 masters, whose cast is compared.
+  kMasters,
   kFusedCast,  ///< Casts fp32 masters at `current` and stores the result in the bf16 at `old`.
   kMask,       ///< Sends the elements that a mask selects; there are no old bits.
 };
@@ -85,9 +86,10 @@ struct TensorEntry {
   std::uint32_t old_view = kNoView;  ///< Index, in Pipeline::views, of the layout of `old` and `refresh`.
   std::uint32_t first_section = 0;
   std::uint32_t sections = 0;
-  std::uint32_t stream = 0;             ///< Number of the delta stream that the tensor belongs to.
-  std::uint8_t element_shift = 0;       ///< Binary logarithm of the element size in bytes.
-  UlpOrder order = UlpOrder::kInteger;  ///< Order of the dtype's bit patterns in which `ulp` differences count.
+  std::uint32_t stream = 0;        ///< Number of the delta stream that the tensor belongs to.
+  std::uint8_t element_shift = 0;  ///< Binary logarithm of the element size in bytes.
+  /// Order of the dtype's bit patterns. An `ulp` difference is a number of steps in this order.
+  UlpOrder order = UlpOrder::kInteger;
   bool masters = false;  ///< True if `current` points to fp32 masters, whose cast is compared; only with kMasters.
   /// True if `current` and `old` may be compared by loads of 16 bytes: loads from both begin at the same elements, and
   /// no load crosses the end of a contiguous run of a view.
@@ -247,7 +249,8 @@ struct Pipeline {
   /// Blocks for encode_runs, which have fewer than kRunChanges changes; indexed by the binary logarithm of the element
   /// size.
   WorkItem* runs[4] = {};
-  /// Blocks for encode_blocks: all other blocks, and those that encode_runs could not encode. Indexed like `runs`.
+  /// Blocks for encode_blocks: those with kRunChanges changes or more, and those that encode_runs could not encode;
+  /// indexed by the binary logarithm of the element size.
   WorkItem* items[4] = {};
   // Indexed by tile of the table.
   BlockRecord* records = nullptr;

@@ -29,7 +29,7 @@ struct ContextPlanShared {
   // Indexed by class.
   std::uint32_t k[kMostClasses];     ///< Rice parameter whose cost is computed next; kDone if none is left.
   std::uint32_t kp[kMostClasses];    ///< Rice parameter with the lowest cost so far.
-  std::uint32_t best[kMostClasses];  ///< Cost of kp: the number of bits that the class's gaps take with it.
+  std::uint32_t best[kMostClasses];  ///< Number of bits that the class's gaps take with the Rice parameter kp.
   /// Number of bits of the class's quotients with each of the parameters k, k - 1 and k - 2.
   std::uint32_t sums[kMostClasses][3];
   /// Bit number, in the position part, at which the remainders of the class begin.
@@ -202,7 +202,7 @@ __device__ void write_context_positions(const ClassRuns& runs, std::uint32_t cou
   remainders.flush();
 }
 
-/// Returns to all threads the scale with which the values whose keys are below `rice_keys` take the fewest bits.
+/// Returns to all threads the scale that lets the values whose keys are below `rice_keys` take the fewest bits.
 /// `rice_keys` must not be 0. The callers provide the barrier after the call.
 template <class T>
 __device__ std::uint32_t choose_scale(const ContextEntries<T>& entries, std::uint32_t count, std::uint32_t rice_keys,

@@ -11,14 +11,14 @@ namespace sparsecast::cuda {
 
 /// How the work of a kernel on a shard is divided among threads.
 enum class QuantizePath {
-  kElements,  ///< One CTA per block, of any shape; it loads one element at a time.
-  /// One CTA per block, of any shape; it loads four elements at a time. Plan, alignment and edges must be multiples of
-  /// four.
+  kElements,  ///< One CTA handles a block of any shape; each thread loads one element at a time.
+  /// One CTA handles a block of any shape; each thread loads four elements at a time. Plan, alignment and edges must be
+  /// multiples of four.
   kVectors,
-  /// One thread per eight elements, for blocks of one row. For 4-bit elements, only kRuns and kAlignedRuns are
-  /// possible.
+  /// One thread handles eight elements, which it loads one by one; only for blocks of one row. Elements of 4 bits need
+  /// kRuns or kAlignedRuns.
   kRuns,
-  kAlignedRuns,  ///< One thread per eight elements, which it loads at once, for blocks of one row.
+  kAlignedRuns,  ///< One thread handles eight elements, which it loads at once; only for blocks of one row.
 };
 
 /// Number of elements that one thread handles at a time with kRuns and kAlignedRuns.

@@ -18,7 +18,7 @@ struct Copy {
   const Shard* shard = nullptr;  ///< Shard that holds the whole box. It belongs to the trainer's layout.
 };
 
-/// A box of a tensor whose elements the trainer has in two or more places, the same places for all of them.
+/// A box of a tensor that the trainer has as a whole in two or more places.
 struct CopiedBox {
   std::uint32_t tensor = 0;  ///< Index in the plan's table.
   Box box;

@@ -28,7 +28,8 @@
 
 namespace sparsecast::slime {
 
-/// Function that receives one window of a tensor: the bytes of the window before a patch, and as many bytes after it.
+/// Function that receives one window of a tensor: `before` are the bytes of the window in the base, `after` its bytes
+/// with a patch applied. Both have the same size.
 using WindowSink = std::function<void(ConstBytes before, ConstBytes after)>;
 
 /// Calls `sink` with the whole tensor of `base` that `patch` changes, in windows of at most 1 MiB. Releases the memory

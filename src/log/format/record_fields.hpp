@@ -15,8 +15,7 @@
 
 namespace sparsecast {
 
-/// Upper limit, which is not reached, of the integers in records. Every JSON reader represents smaller integers
-/// exactly.
+/// All integers in records are less than this number. Every JSON reader represents such integers exactly.
 inline constexpr std::uint64_t kMaxJsonInteger = std::uint64_t{1} << 53;
 
 /// Reads the fields of one JSON object of a record. Each field must be read exactly once; finish() throws if a field of

@@ -19,7 +19,7 @@ inline constexpr std::size_t kMaxKeys = 64;
 /// Largest number of entries in each of the three lists of a catalog: deltas, merged deltas and anchors.
 inline constexpr std::size_t kMaxCatalogEntries = 4096;
 inline constexpr std::size_t kMaxAnchorFiles = 65536;
-/// Upper limit, which is not reached, of version numbers, so that sums of versions never overflow.
+/// All version numbers are less than this number, so that sums of versions never overflow.
 inline constexpr std::uint64_t kMaxVersion = std::uint64_t{1} << 53;
 
 /// Returns the commit as a record, signed unless `key` is null. Sets commit.signer and commit.record_hash.
