@@ -73,18 +73,18 @@ struct DeltaHeader {
   std::uint64_t delta_id = 0;  ///< The header's checksum; every other record of the delta repeats it.
 };
 
-/// Last record of a delta. A delta without it does not make a version.
+/// Last record of a delta. A delta without this record is incomplete and cannot be applied.
 struct CommitRecord {
   std::uint64_t delta_id = 0;
   std::uint64_t version = 0;
   std::uint32_t frames = 0;
-  std::uint64_t changed = 0;      ///< Number of changed elements, over all frames.
-  std::uint64_t frame_bytes = 0;  ///< Sum of the frame records' sizes.
+  std::uint64_t changed = 0;      ///< Total number of changed elements in all frames.
+  std::uint64_t frame_bytes = 0;  ///< Total size of the frame records, in bytes.
   StateDigest result_digest;
   std::uint64_t frames_hash = 0;  ///< XXH3-64 of the frames' checksums in order.
 };
 
-/// The fixed fields of a frame record.
+/// The fixed fields at the beginning of a frame record.
 struct FrameHeader {
   std::uint64_t delta_id = 0;
   std::uint32_t sequence = 0;
@@ -123,7 +123,7 @@ SPARSECAST_API FrameHeader parse_frame_header(ConstBytes record);
 SPARSECAST_API Bytes pack_header(DeltaHeader& header);
 /// Returns the commit as a record.
 SPARSECAST_API Bytes pack_commit(const CommitRecord& commit);
-/// Returns the table as a record of the delta with this identifier.
+/// Returns the table as a record of the delta with this DeltaHeader::delta_id.
 SPARSECAST_API Bytes pack_table(const TensorTable& table, std::uint64_t delta_id);
 
 /// A delta in memory: its records, each ready for a transport, which forwards them without parsing them.
@@ -146,18 +146,18 @@ struct Delta {
 /// commit.
 using RecordSink = std::function<void(Bytes&& record)>;
 
-/// Statistics of a delta, counted from its frames' directories.
+/// Statistics of a delta, from the directories of its frames, which list the blocks.
 struct DeltaReport {
   struct Tensor {
     std::size_t index = 0;
     std::uint64_t changed = 0;
-    std::uint64_t bytes = 0;  ///< Bytes of the tensor's directory entries and payloads.
+    std::uint64_t bytes = 0;  ///< Bytes of the tensor's blocks: directory entries and payloads.
     /// Number of blocks sent whole (kDense) because their changes alone would take more bytes.
     std::uint64_t dense_blocks = 0;
     std::uint64_t blocks = 0;
   };
   std::uint64_t changed = 0;
-  std::uint64_t blocks_by_codec[6] = {};  ///< Number of blocks by codec; the index is a PositionCodec.
+  std::uint64_t blocks_by_codec[6] = {};  ///< Number of blocks of each position codec; the index is a PositionCodec.
   std::vector<Tensor> tensors;            ///< Tensors that occur in the delta, in ascending order of index.
 };
 
@@ -165,16 +165,16 @@ struct DeltaReport {
 /// the frames, and decodes no blocks.
 SPARSECAST_API DeltaReport report_of(const Delta& delta, const TensorTable& table);
 
-/// A delta file (`.scd`) opened for reading: header, table, frames, commit, and nothing after. open() and over() check
-/// the prefix of every record, the header, the table and the commit record, that the commit matches the frames, and
-/// each frame's checksum; the frames' blocks are validated as they are decoded. Errors name the file, the record and
-/// its offset.
+/// A delta file (`.scd`) opened for reading: the records header, table, frames and commit, and nothing after them.
+/// open() and over() check the prefix of every record, the header, the table and the commit record, that the commit
+/// matches the frames, and each frame's checksum; the frames' blocks are validated as they are decoded. Errors name the
+/// file, the record and its offset.
 class SPARSECAST_API DeltaFile {
  public:
   /// Opens the delta file at `path`, which stays open. Throws Error{kIo | kCorrupt | kUnsupported}.
   static DeltaFile open(FileSystem& fs, const std::string& path);
-  /// Returns the delta file that `bytes` are. The caller keeps them alive while the DeltaFile exists. `name` appears in
-  /// error messages.
+  /// Returns the delta file whose content is `bytes`. The caller keeps `bytes` alive while the DeltaFile exists. `name`
+  /// appears in error messages. Throws Error{kCorrupt | kUnsupported}.
   static DeltaFile over(ConstBytes bytes, const std::string& name);
 
   const std::string& name() const noexcept { return name_; }
@@ -205,7 +205,7 @@ class SPARSECAST_API DeltaFile {
 
   std::string name_;
   std::uint64_t size_ = 0;
-  std::shared_ptr<File> file_;  ///< Null when the delta is in `memory_`.
+  std::shared_ptr<File> file_;  ///< The open file; null when the delta is in `memory_`.
   ConstBytes memory_;
   DeltaHeader header_;
   TensorTable table_;
@@ -217,26 +217,26 @@ class SPARSECAST_API DeltaFile {
 };
 
 /// Merges `first`, a delta u->v, and `second`, a delta v->w, into a delta u->w, section by section. Passes its records
-/// to `sink` (header, table, frames, commit), and returns its commit record. With the codecs `ulp` and `xor`, elements
-/// that return to their value in u are dropped. Both must share stream, table and (unless one has no frames) value
-/// codec, and `second` must start where `first` ends, by version and digest. `base` has the tensors at version u,
-/// parallel to the table; it is needed when either delta has `context` positions, or the result is to have them. Throws
-/// Error{kVersionGap | kWrongBase | kTableMismatch | kForeignStream | kUsage}.
+/// to `sink` (header, table, frames, commit), and returns its commit record. With the value codecs `ulp` and `xor`,
+/// elements that return to their value in u are dropped. Both deltas must have the same stream, table and (unless one
+/// has no frames) value codec, and `second` must start at the version and the digest at which `first` ends. `base` has
+/// the tensors at version u, parallel to the table; it is needed when either delta has `context` positions, or the
+/// result is to have them. Throws Error{kVersionGap | kWrongBase | kTableMismatch | kForeignStream | kUsage}.
 SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
                                     const RecordSink& sink, const std::optional<TensorReader>& base = std::nullopt);
 
-/// Encodes a delta u->v again, with the positions, compression and frames of `options`; the value codec stays. Passes
-/// the new records to `sink`, and returns the commit record. `base` has the tensors at version u, parallel to the
-/// table; it is needed when the delta has `context` positions, or the result is to have them. With `since`, a delta
-/// u->w that is neither `raw` nor `context`, `base` has the tensors at version w instead. Throws Error{kUsage |
-/// kTableMismatch | kWrongBase}.
+/// Encodes a delta u->v again, with the position mode, compression and frame size of `options`, but the same value
+/// codec. Passes the new records to `sink`, and returns the commit record. `base` has the tensors at version u,
+/// parallel to the table; it is needed when the delta has `context` positions, or the result is to have them. If `base`
+/// has the tensors at another version w instead, `since` is the delta u->w, which must be neither `raw` nor `context`.
+/// Throws Error{kUsage | kTableMismatch | kWrongBase}.
 SPARSECAST_API CommitRecord recode(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
                                    const std::optional<TensorReader>& base = std::nullopt,
                                    const DeltaFile* since = nullptr);
 
 /// Inverts a delta u->v into a delta v->u. Passes its records to `sink`, and returns its commit record. `base` has the
-/// tensors at version u, parallel to the table. A `raw` or `context` delta needs `base`, and so does a result that is
-/// to be `context`; without it, the call throws Error{kUsage}.
+/// tensors at version u, parallel to the table. `base` is needed when the delta is `raw` or `context`, or the result is
+/// to be `context`; without it, the call then throws Error{kUsage}.
 SPARSECAST_API CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
                                    const std::optional<TensorReader>& base = std::nullopt);
 

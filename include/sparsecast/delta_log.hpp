@@ -92,16 +92,16 @@ struct LogCommit {
   std::uint64_t delta_bytes = 0;
   std::uint64_t changed = 0;          ///< Number of changed elements.
   std::uint64_t elements = 0;         ///< Number of elements in the table.
-  std::chrono::milliseconds time{0};  ///< Time since 1970, by the publisher's clock.
+  std::chrono::milliseconds time{0};  ///< Time of the commit, since 1970 (UTC), by the publisher's clock.
   std::string label;                  ///< The caller's text for people: at most 256 bytes of printable ASCII.
-  std::vector<PublicKey> keys;        ///< Keys that may sign the versions after this one; empty: unsigned log.
+  std::vector<PublicKey> keys;        ///< Keys that may sign the versions after this one; empty: the log is not signed.
   std::uint64_t keys_version = 0;     ///< Version of the newest commit, up to this one, that changed the trusted keys.
   std::optional<PublicKey> signer;
 
   ContentHash record_hash;  ///< Hash of the stored record; not a field of it.
 };
 
-/// Reference to a merged or single delta, as the catalog stores it.
+/// Reference to a merged or single delta, from version `from` to version `to`, as the catalog stores it.
 struct DeltaRef {
   std::uint64_t from = 0;
   std::uint64_t to = 0;
@@ -113,23 +113,23 @@ struct DeltaRef {
 struct AnchorRef {
   std::uint64_t version = 0;
   ContentHash record_hash;  ///< Hash of the anchor record.
-  std::uint64_t bytes = 0;  ///< Total size of its files.
+  std::uint64_t bytes = 0;  ///< Total size of the anchor's files, in bytes; 0: not known.
   friend bool operator==(const AnchorRef&, const AnchorRef&) = default;
 };
 
-/// The `catalog` object: a hint that is replaced after every publication. The objects that it names are verified by
-/// hash; a missing entry only costs time.
+/// The `catalog` object: a hint for readers that is replaced after every publication. Readers verify by hash the
+/// objects that it names; a missing entry only costs them time.
 struct LogCatalog {
   StreamId stream;
-  std::uint64_t head = 0;          ///< Newest version when the catalog was written.
-  std::vector<DeltaRef> deltas;    ///< The newest single deltas, ascending.
+  std::uint64_t head = 0;          ///< Newest version of the log when the catalog was written.
+  std::vector<DeltaRef> deltas;    ///< The newest single deltas, ascending by version.
   std::vector<DeltaRef> merged;    ///< Merged deltas, ascending by `to`, then `from`.
   std::vector<AnchorRef> anchors;  ///< Anchors, ascending by version.
   std::optional<PublicKey> signer;
 };
 
-/// The object `anchors/<version>-<record_hash>/anchor`: commits an ordinary checkpoint, whose files are stored next to
-/// it.
+/// The object `anchors/<version>-<record_hash>/anchor`: the record of an anchor. It lists the files of an ordinary
+/// checkpoint of one version, which are stored next to the record.
 struct LogAnchor {
   struct FileEntry {
     std::string name;  ///< "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json".
@@ -157,30 +157,33 @@ struct LogFloor {
 };
 
 /// The object `leases/<name>`, by which a reader states that it needs all objects from `version` on, until the time
-/// `expires`. In the object the times are by the reader's clock, and only the time between them counts. LogReader's
-/// leases have them by the store's clock, which says when the object was written.
+/// `expires`. In the stored object both times are by the reader's clock, and only the duration between them counts. In
+/// the result of LogReader::leases() `renewed` is the time at which the object was written, by the store's clock, and
+/// `expires` is that time plus the duration.
 struct LogLease {
   StreamId stream;
-  std::string name;  ///< 1 to 128 characters of [A-Za-z0-9._-].
+  std::string name;  ///< Name of the lease: 1 to 128 characters of [A-Za-z0-9._-].
   std::uint64_t version = 0;
-  std::chrono::milliseconds renewed{0};  ///< Time since 1970.
-  std::chrono::milliseconds expires{0};  ///< Time since 1970.
+  std::chrono::milliseconds renewed{0};  ///< Time of the last renewal, since 1970 (UTC).
+  std::chrono::milliseconds expires{0};  ///< End of the lease, since 1970 (UTC).
 };
 
 /// Trust settings of a reader.
 struct LogTrust {
-  /// If not empty, objects must be signed by these keys, or by keys that a chain of commits from these keys trusts.
+  /// Keys that the reader trusts from the start. Unless this is empty, every object must be signed by one of these
+  /// keys, or by a key that a chain of commits, which begins with these keys, has made a trusted key. Empty: the reader
+  /// trusts the keys that the log itself names, if any.
   std::vector<PublicKey> pinned;
   /// The log's stream; an object of another stream is Error{kReplayed}. Nullopt: any stream.
   std::optional<StreamId> stream;
-  /// Maximum age of the newest commit; an older one is Error{kExpired}. 0: any age.
+  /// Maximum age of the newest commit; when it is older, LogReader::head() throws Error{kExpired}. 0: any age.
   std::chrono::milliseconds max_age{0};
 };
 
 /// Reads and verifies a delta log. Checks each record's form, hash, stream and place, and its signature when keys are
 /// pinned; checks each other object by its hash while it is read. Remembers the newest commit that it has read: an
-/// older head, a lower epoch or another commit of a known version is kRolledBack. Errors name location and key.
-/// Thread-safe.
+/// older head, a lower epoch or another commit of a known version is Error{kRolledBack}. Errors name the store's
+/// location and the object's key. Thread-safe.
 class SPARSECAST_API LogReader {
  public:
   explicit LogReader(std::shared_ptr<ObjectStore> store, LogTrust trust = {});
@@ -195,8 +198,8 @@ class SPARSECAST_API LogReader {
   void remember(const LogCommit& seen);
 
   /// Returns the newest commit; nullopt when the store holds no log. Finds it without listing: tries the names of
-  /// successive versions from the last one seen, or from the catalog's hint. Throws kExpired by trust().max_age, after
-  /// all other checks have passed.
+  /// successive versions from the last one seen, or from the catalog's hint. Throws kExpired when the commit is older
+  /// than trust().max_age, but only after all other checks have passed.
   std::optional<LogCommit> head();
   /// Returns the commit of a version; nullopt when it does not exist yet or has been removed.
   std::optional<LogCommit> commit(std::uint64_t version);
@@ -209,15 +212,16 @@ class SPARSECAST_API LogReader {
   /// Returns the anchor record that `ref` names. Throws kGone when it does not exist, kMixed when its hash or size is
   /// not that of `ref`, kReplayed when it is of another version.
   LogAnchor anchor(const AnchorRef& ref);
-  std::vector<LogLease>
-  leases();  ///< Returns live leases; a damaged one counts as live while `list` shows it as recent.
+  /// Returns the leases that have not expired. A lease that cannot be read counts as valid for one hour after it was
+  /// written.
+  std::vector<LogLease> leases();
 
-  /// Copies the delta that `ref` names into a new file at `path` of `fs`, which appears whole but is not synced, and
-  /// verifies its hash. The store reads ranges in parallel. Throws kGone when it does not exist, kMixed when its bytes
-  /// do not match the reference.
+  /// Copies the delta that `ref` names into a file at `path` of `fs`, and verifies its hash. The file appears under
+  /// `path` only when it is complete and verified, but it is not synced to disk. The store reads ranges in parallel.
+  /// Throws kGone when it does not exist, kMixed when its bytes do not match the reference.
   void fetch_delta(const DeltaRef& ref, FileSystem& fs, const std::string& path);
-  /// Copies all files of an anchor into `directory`, which must exist. `progress` gets the bytes copied so far and in
-  /// total; it may be empty.
+  /// Copies all files of an anchor into `directory`, which must exist. `progress` is called with the number of bytes
+  /// copied so far and the number of all bytes; it may be empty.
   void fetch_anchor(const LogAnchor& anchor, FileSystem& fs, const std::string& directory,
                     const std::function<void(std::uint64_t done, std::uint64_t total)>& progress = nullptr);
 
@@ -230,13 +234,13 @@ class SPARSECAST_API LogReader {
   std::unique_ptr<State> state_;
 };
 
-/// Initial content of a new log.
+/// Content of the genesis commit of a new log.
 struct LogCreation {
-  StreamId stream;  ///< All zero: a random one is chosen.
+  StreamId stream;  ///< Identifier of the new stream; all zero: a random one is chosen.
   std::uint64_t first_version = 0;
   std::shared_ptr<const TensorTable> table;
   StateDigest digest;           ///< Digest of the first version.
-  std::vector<PublicKey> keys;  ///< Empty: the writer's own key if it has one.
+  std::vector<PublicKey> keys;  ///< Keys that may sign the log; empty: the writer's own key, if it has one.
   std::string label;
 };
 
@@ -246,17 +250,18 @@ struct LogCreation {
 struct AnchorRule {
   double bytes_per_second = 1e9;
   double seconds_per_delta = 0.05;
-  std::uint64_t min_versions = 8;     ///< Minimum distance of two anchors.
-  std::uint64_t max_versions = 1024;  ///< Maximum distance of two anchors.
+  std::uint64_t min_versions = 8;     ///< Minimum number of versions from one anchor to the next.
+  std::uint64_t max_versions = 1024;  ///< Maximum number of versions from one anchor to the next.
 };
 
 struct LogWriterOptions {
-  std::shared_ptr<const SigningKey> key;  ///< Null: unsigned.
+  std::shared_ptr<const SigningKey> key;  ///< Key that signs the objects; null: they are not signed.
   /// Identifier of the publisher. All zero: a random one is chosen. A process that calls resume() after a restart
   /// passes the identifier that it used before. It must have stored that identifier durably before create() or
   /// take_over().
   Hash128 publisher;
-  std::vector<std::uint32_t> merge_spans{4, 16, 64};  ///< Each is a multiple of the one before; empty: no merging.
+  /// Numbers of versions that merged deltas span; each is a multiple of the one before. Empty: no merging.
+  std::vector<std::uint32_t> merge_spans{4, 16, 64};
   AnchorRule anchor_rule;
   std::uint64_t anchor_file_bytes = std::uint64_t{4} << 30;  ///< Size of one file of an anchor.
   int threads = 1;
@@ -270,8 +275,8 @@ struct CompactReport {
   std::uint64_t without_base = 0;
 };
 
-/// A checkpoint that follows the log (make_checkpoint_target with keep_plain). `context` deltas are merged from the
-/// copies with `packed` positions that it keeps.
+/// A checkpoint that follows the log (make_checkpoint_target with keep_plain). Deltas with `context` positions are
+/// merged from the copies with `packed` positions that are kept next to this checkpoint.
 struct MergeMirror {
   std::string checkpoint;
   std::uint64_t version = 0;  ///< Version that the checkpoint holds.
@@ -279,9 +284,10 @@ struct MergeMirror {
 
 struct RetentionPolicy {
   std::uint64_t keep_versions = 256;           ///< Number of newest versions to keep.
-  std::chrono::milliseconds keep_time{0};      ///< Versions younger than this are kept as well.
+  std::chrono::milliseconds keep_time{0};      ///< Versions that are younger than this duration are kept as well.
   std::chrono::milliseconds grace{3'600'000};  ///< Age at which unfinished uploads and temporary files are removed.
-  std::chrono::milliseconds max_lease{86'400'000};  ///< Longest time that a lease counts after its renewal.
+  /// Maximum time for which a lease is respected after its last renewal.
+  std::chrono::milliseconds max_lease{86'400'000};
   bool dry_run = false;
 };
 
@@ -290,12 +296,12 @@ struct GcReport {
   std::uint64_t removed_objects = 0;
   std::uint64_t removed_bytes = 0;
   std::uint64_t kept_bytes = 0;
-  std::string held_by;  ///< The lease that kept the floor from rising further; empty: none.
+  std::string held_by;  ///< Name of the lease that kept the floor from rising further; empty: none did.
 };
 
 /// Writes a delta log, for one epoch of one publisher or for a maintenance process (compact, anchors, gc), which needs
-/// no epoch. Not thread-safe, but several writers may work on one log, in one process or many: a writer that has been
-/// fenced gets Error{kFenced}.
+/// no epoch. Not thread-safe, but several writers may work on one log, in one process or many: once another publisher
+/// has taken the log over, a writer that publishes gets Error{kFenced}.
 class SPARSECAST_API LogWriter {
  public:
   /// `reader` must outlive the writer. The caller and other writers may use it, too.
@@ -306,24 +312,27 @@ class SPARSECAST_API LogWriter {
 
   /// Creates the log with its genesis commit. Throws kUsage when the log exists already.
   LogCommit create(const LogCreation& creation);
-  /// Begins a new epoch by a commit of its own, which is the next version and has the same digest. From then on the
-  /// previous publisher cannot commit. Returns the commit. `expected` is the digest that the caller's weights have:
-  /// kWrongBase or kTableMismatch when the head's differs. Throws kFenced when another publisher commits first.
+  /// Begins a new epoch by a commit of its own, which makes the next version with the same weights. From then on the
+  /// previous publisher cannot commit. Returns the commit. `expected` is the digest of the caller's weights. Throws
+  /// kWrongBase or kTableMismatch when the digest or the table of the head differs, and kFenced when another publisher
+  /// commits first.
   LogCommit take_over(std::shared_ptr<const TensorTable> table, const StateDigest& expected,
                       const std::string& label = {});
-  /// Continues, without a commit, the epoch that this publisher (options.publisher) began before a restart. Throws
-  /// kFenced when the head is another publisher's, kWrongBase and kTableMismatch as take_over. Returns the head.
+  /// Continues, without a commit, the epoch that this publisher (options.publisher) began before a restart. Returns the
+  /// newest commit. Throws kFenced when it is another publisher's, and kWrongBase or kTableMismatch when its digest or
+  /// its table is not that of the caller's weights.
   LogCommit resume(std::shared_ptr<const TensorTable> table, const StateDigest& expected);
-  /// Commits one delta of the next version (header.version == head + 1, base digest == head's). First makes the delta
-  /// object durable, then the commit, and then returns. Repeating the call with the same delta after any error is safe,
-  /// and is how an unknown outcome is settled. Throws kFenced when another publisher has committed the version, kUsage
-  /// before create, take_over or resume, kForeignStream, kVersionGap, kWrongBase, kTableMismatch for a delta that does
-  /// not continue the log.
+  /// Commits the delta of the next version: its version is that of the head plus 1, and its base digest is the digest
+  /// of the head. First makes the delta object durable, then the commit, and then returns. Repeating the call with the
+  /// same delta after any error is safe, and is how an unknown outcome is settled. Throws kFenced when another
+  /// publisher has committed the version, kUsage before create, take_over or resume, kForeignStream, kVersionGap,
+  /// kWrongBase, kTableMismatch for a delta that does not continue the log.
   LogCommit publish(const DeltaFile& delta, const std::string& label = {});
-  /// Commits a delta that is in memory.
+  /// Commits a delta that is in memory, with the same rules.
   LogCommit publish(const Delta& delta, const std::string& label = {});
-  /// Changes the trusted keys by a commit of its own. The writer's own key must be trusted before and after (kUsage):
-  /// to rotate keys, the old key adds the new one, which then removes the old one. First signs catalog and floor again.
+  /// Changes the trusted keys by a commit of its own. The writer's own key must be trusted before and after (kUsage).
+  /// To rotate keys, a writer with the old key adds the new key, and then a writer with the new key removes the old
+  /// one. Before the commit, signs the catalog and the floor again with the writer's key.
   LogCommit set_keys(std::vector<PublicKey> keys, const std::string& label = {});
   /// Returns the newest commit that this writer knows.
   const LogCommit& head() const;
@@ -345,9 +354,9 @@ class SPARSECAST_API LogWriter {
   CompactReport compact(FileSystem& fs, const std::string& scratch, std::uint64_t limit = 0,
                         const std::optional<MergeMirror>& mirror = std::nullopt);
 
-  /// Raises the floor to the newest anchor that policy and leases allow. Removes objects below the floor and remains of
-  /// crashed writers. It makes the floor durable, then reads the leases, then removes; a reader writes its lease, then
-  /// reads the floor. Therefore at least one of the two sees the other.
+  /// Raises the floor to the newest anchor that the policy and the leases allow, and removes objects below the floor
+  /// and remains of crashed writers. The floor is made durable before the leases are read and objects removed; a reader
+  /// writes its lease before it reads the floor. Therefore gc() sees the lease, or the reader sees the floor.
   GcReport gc(const RetentionPolicy& policy);
 
  private:
@@ -357,7 +366,7 @@ class SPARSECAST_API LogWriter {
 
 /// A defect that verify_log() has found.
 struct LogProblem {
-  std::string key;  ///< Key of the object.
+  std::string key;  ///< Key of the object in the store.
   ErrorCode code = ErrorCode::kCorrupt;
   std::string message;
 };
@@ -365,7 +374,8 @@ struct LogProblem {
 struct LogVerifyOptions {
   bool anchors = true;  ///< Whether anchors are verified, too; each is copied whole into the scratch directory.
   int threads = 1;
-  std::size_t max_problems = 20;  ///< Maximum number of problems to describe; problem_count has the number of all.
+  /// Maximum number of problems to describe; LogVerifyReport::problem_count counts all of them.
+  std::size_t max_problems = 20;
   /// Called with the number of objects verified so far, and the number of all objects; may be empty.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress;
 };
@@ -376,7 +386,7 @@ struct LogVerifyReport {
   std::uint64_t head = 0;
   std::uint64_t epoch = 0;  ///< Epoch of the head.
   std::uint64_t commits = 0;
-  /// Number of single deltas, each read in full and decoded, as merged deltas and anchors are.
+  /// Number of single deltas that were verified. Deltas, merged deltas and anchors are read in full and decoded.
   std::uint64_t deltas = 0;
   std::uint64_t merged = 0;
   std::uint64_t anchors = 0;

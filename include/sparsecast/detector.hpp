@@ -39,9 +39,9 @@ struct TileWorkspace {
   alignas(64) std::byte kept[kTileElems * 8];
 };
 
-/// Finds the elements that differ from those that receivers hold and, except with a mask, their old bits. Comparisons
-/// are of storage bits: a NaN with the same bits is unchanged, and +0 and -0 differ. PublisherOptions::detection
-/// chooses one, and its Publisher owns it. Not thread-safe.
+/// Finds the elements of the trainer's tensors that differ from the elements that receivers hold and, except with a
+/// mask, also finds their old bits. Comparisons are of storage bits: a NaN with the same bits is unchanged, and +0 and
+/// -0 differ. PublisherOptions::detection chooses the detector of a Publisher, which owns it. Not thread-safe.
 class SPARSECAST_API Detector {
  public:
   virtual ~Detector() = default;
@@ -69,10 +69,10 @@ enum class Detection {
   /// Cast fp32 masters to the bf16 tensors in place, and detect in the same pass, because receivers hold the bf16 bits
   /// that are about to be overwritten. No snapshot is needed. Publishing performs the cast.
   kFusedCast,
-  /// The caller's own flags, one bit an element (Detector::mark), for example from an optimizer hook, or the union of
-  /// several steps. Elements that are not flagged are not read. A publish takes the flags; a commit clears them, and an
-  /// abort restores them. Without old bits only ValueCodec::kRaw can be used, and each publish pays one full digest of
-  /// the tensors. A flagged element that did not change is sent all the same.
+  /// Take the caller's own flags, one bit an element (Detector::mark), for example from an optimizer hook, or the union
+  /// of several steps. Elements that are not flagged are not read. A publish takes the flags; a commit clears them, and
+  /// an abort restores them. Without old bits only ValueCodec::kRaw can be used, and each publish pays one full digest
+  /// of the tensors. A flagged element that did not change is sent all the same.
   kMask,
 };
 
@@ -89,15 +89,15 @@ enum class Detection {
 /// unless the caller's snapshot of it begins elsewhere modulo 16 bytes.
 struct DetectorOptions {
   Detection by = Detection::kSnapshot;
-  /// Tensors that receivers hold, parallel to the table, of its dtypes and on the device of the live ones. kSnapshot: a
-  /// snapshot in the caller's memory, whose elements must not overlap and to which only the detector writes; empty: the
-  /// detector assumes that receivers hold the current bits of the live tensors, and keeps a copy of its own.
-  /// kFusedCast: the bf16 tensors, contiguous, which it overwrites. kMask: empty.
+  /// Tensors with the bits that receivers hold, parallel to the table, with its dtypes, and on the same device as the
+  /// live tensors. kSnapshot: a snapshot in the caller's memory, whose elements must not overlap and to which only the
+  /// detector writes; empty: the detector assumes that receivers hold the current bits of the live tensors, and keeps a
+  /// copy of its own. kFusedCast: the bf16 tensors, contiguous, which it overwrites. kMask: empty.
   std::vector<TensorRef> held;
-  /// kSnapshot on a device: the detector's own copy lies in pinned host memory, for trainers without spare device
-  /// memory. It is transferred in chunks of device.chunk_bytes, double-buffered, so that one chunk is transferred while
-  /// the kernels process the one before; with masters among the tensors, the kernels read the copy in place. The
-  /// kernels write changed elements straight back to the copy.
+  /// kSnapshot on a device: whether the detector's own copy lies in pinned host memory, for trainers without spare
+  /// device memory. The copy is transferred in chunks of device.chunk_bytes, double-buffered, so that one chunk is
+  /// transferred while the kernels process the one before; with masters among the tensors, the kernels read the copy in
+  /// place. The kernels write changed elements straight back to the copy.
   bool pinned = false;
   /// Options for tensors on a device. The ordinal, unless negative, must be that of the tensors' device.
   DeviceOptions device;
@@ -115,11 +115,12 @@ class SPARSECAST_API TileDetector : public Detector {
   /// Detects changes in elements [first, first + count) of `tensor`; count <= kTileElems, and first is a multiple of
   /// part(). The view is valid until the workspace is used again.
   virtual TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) = 0;
-  /// Returns the bits that receivers will hold after this delta, for a full digest. Called only for detectors that keep
-  /// no snapshot.
+  /// Returns a tensor with the bits that receivers will hold after this delta, for a full digest. Called only for
+  /// detectors that keep no snapshot.
   virtual TensorRef current(std::size_t tensor) const = 0;
-  /// Returns the elements that receivers hold now, parallel to the table. When a sync fails, the inverse delta rolls
-  /// them back. Empty when the detector keeps no snapshot: then the failed delta is joined with the next.
+  /// Returns the detector's snapshot: tensors with the bits that receivers hold, parallel to the table. When a sync
+  /// fails, the inverse delta rolls the snapshot back. Empty when the detector keeps no snapshot: then the failed delta
+  /// is joined with the next one.
   virtual std::span<const TensorRef> snapshot() const noexcept { return {}; }
   /// Returns true when `detect` gives old bits, so that every value codec and the incremental digest can be used.
   virtual bool knows_old() const noexcept = 0;
@@ -136,7 +137,7 @@ class SPARSECAST_API TileDetector : public Detector {
   virtual void aborted() {}
 };
 
-/// Makes a detector whose new bits are the host tensors `current` and whose old bits are the host tensors `base`, both
+/// Makes a detector that compares the host tensors `current` (new bits) with the host tensors `base` (old bits), both
 /// parallel to the table. The caller owns both; neither is written.
 SPARSECAST_API std::unique_ptr<TileDetector> make_compare_detector(const TensorTable& table,
                                                                    const std::vector<ConstBytes>& current,

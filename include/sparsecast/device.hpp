@@ -31,10 +31,10 @@ struct DeviceOptions {
   /// Stream on which all work is enqueued. Null: the object creates a stream of its own, which does not wait for the
   /// default stream. The caller's stream must outlive the object.
   CUstream_st* cuda_stream = nullptr;
-  /// Longest time that one wait for the device may take; then it throws Error{kTimeout}.
+  /// Maximum duration of one wait for the device; a longer wait throws Error{kTimeout}.
   std::chrono::milliseconds deadline{60'000};
-  /// Bytes of elements that one pass of the kernels processes. Determines the scratch memory of a publisher (a little
-  /// more than twice as much).
+  /// Bytes of elements that one pass of the kernels processes. A publisher needs a little more than twice as much
+  /// scratch memory.
   std::uint64_t chunk_bytes = kDefaultChunkBytes;
   /// Maximum bytes of device memory in which a subscriber keeps the decoded changes of a staged delta (6 bytes per
   /// changed element for bf16), so that the pause only writes them. Changes that need more than this, or more than a
@@ -44,7 +44,7 @@ struct DeviceOptions {
   std::optional<std::uint64_t> entry_bytes = {};
 };
 
-/// A FRAME record in device memory, 8-byte aligned.
+/// A frame record of a delta, in device memory and aligned to 8 bytes.
 struct DeviceRecord {
   const std::byte* d_record = nullptr;
   std::uint32_t record_bytes = 0;
@@ -78,8 +78,8 @@ struct DeviceInfo {
 
 struct DeviceSurvey {
   std::vector<DeviceInfo> devices;
-  std::string
-      why_none;  ///< Reason why there are no devices: the driver's message, a missing CUDA runtime, or old devices.
+  /// Reason why `devices` is empty: the driver's message, a missing CUDA runtime, or devices that are too old.
+  std::string why_none;
   int runtime_version = 0;  ///< Version of the CUDA runtime: 13000 is 13.0; 0 without a CUDA runtime.
   int driver_version = 0;   ///< Newest CUDA version that the driver supports, in the same form; 0 without a driver.
 };

@@ -28,11 +28,11 @@ SPARSECAST_API std::uint64_t xxh3_64(std::span<const std::byte> bytes, std::uint
 /// Returns the XXH3-128 hash (xxHash 0.8) of `bytes`, which protects against faults, not against an adversary.
 SPARSECAST_API Hash128 xxh3_128(std::span<const std::byte> bytes) noexcept;
 
-/// State digest: the sum over elements of mix(tensor, canonical index, bits), modulo 2^128.
-/// Because it is a sum, both ends update it in time proportional to what changed, and the parts of
-/// shards that tile a tensor add up to the digest of the whole. The mix and its collision bound
-/// (at most 2^-63 for one wrong comparison) are in docs/wire-format.md, "State digest".
-/// It protects against faults, not against an adversary who chooses the weights.
+/// State digest: the sum over elements of mix(tensor, canonical index, bits), modulo 2^128. Because it is a sum, both
+/// ends update it in time proportional to the number of changed elements, and the digests of shards that tile a tensor
+/// add up to the digest of the whole tensor. The mix and its collision bound (at most 2^-63 for one wrong comparison)
+/// are in docs/wire-format.md, "State digest". It protects against faults, not against an adversary who chooses the
+/// weights.
 struct StateDigest {
   Hash128 value;
 

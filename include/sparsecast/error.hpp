@@ -15,25 +15,26 @@ enum class ErrorCode : int {
   kCorrupt,    ///< Bytes are torn, altered or nonsensical: a checksum, length or bound does not hold.
   /// The bytes are well-formed, but of a format version, dtype or feature that this build does not know.
   kUnsupported,
-  kTableMismatch,    ///< The sender and the receiver do not have the same tensor table.
-  kForeignStream,    ///< A record belongs to another stream, or to another delta than the one being staged.
-  kStaleVersion,     ///< The version is already applied, or older than the applied one: there is nothing to do.
-  kVersionGap,       ///< The delta starts from a version that this subscriber does not hold.
-  kWrongBase,        ///< The version number matches, but the bytes of the weights do not: the base digest differs.
-  kDigestMismatch,   ///< After the apply the state digest is not the one that the commit promised.
-  kDirty,            ///< The live state is known to be wrong; only an anchor helps.
-  kIncomplete,       ///< Frames or the commit record have not arrived yet.
-  kIo,               ///< The operating system refused an input or output operation.
-  kTimeout,          ///< A deadline passed while a peer was silent.
-  kPeerFailed,       ///< A peer reported that it failed.
+  kTableMismatch,   ///< The sender and the receiver do not have the same tensor table.
+  kForeignStream,   ///< A record belongs to another stream, or to another delta than the one being staged.
+  kStaleVersion,    ///< The version is already applied, or older than the applied one: there is nothing to do.
+  kVersionGap,      ///< The delta starts from a version that this subscriber does not hold.
+  kWrongBase,       ///< The version number matches, but the bytes of the weights do not: the base digest differs.
+  kDigestMismatch,  ///< After an apply, the digest of the weights is not the one in the commit record.
+  kDirty,       ///< The live weights are known to be wrong; only an anchor (a full copy of a version) can repair them.
+  kIncomplete,  ///< Frames or the commit record have not arrived yet.
+  kIo,          ///< The operating system refused an input or output operation.
+  kTimeout,     ///< A deadline passed while a peer was silent.
+  kPeerFailed,  ///< A peer reported that it failed.
   kUnauthenticated,  ///< The other end of a connection does not know the group's secret.
   kGroupMismatch,    ///< The ranks of a group disagree: on its size, its members, its libraries or what they do next.
   kDevice,           ///< The device, its driver or a library that drives it (CUDA, NCCL) reported an error.
   // Errors of delta logs (the C interface, which has no logs, uses the numbers in between):
   kFenced = 32,  ///< Another publisher has taken the log over, or committed this version first.
-  kGone,         ///< Retention has removed the requested object: start again from an anchor.
-  kUnsigned,     ///< Keys are pinned, and the object has no signature by a known algorithm.
-  kForeignKey,   ///< The object is signed, but by no key that is trusted at this version.
+  /// The requested object does not exist (any more); retention may have removed it: start again from an anchor.
+  kGone,
+  kUnsigned,    ///< Keys are pinned, and the object has no signature by a known algorithm.
+  kForeignKey,  ///< The object is signed, but by no key that is trusted at this version.
   /// An object is genuine but in the wrong place: it is of another version, stream or kind than was asked for.
   kReplayed,
   kRolledBack,  ///< The log shows an older head, another history or a lower epoch than was seen before.

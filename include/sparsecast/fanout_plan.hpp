@@ -19,16 +19,18 @@ namespace sparsecast {
 /// A trainer or an engine in the world of ranks that a plan is made for.
 struct Participant {
   std::string name;
-  std::shared_ptr<const Layout> layout;  ///< Engines of the same cut may share it.
-  std::vector<int> ranks;                ///< World rank of each layout rank. A world rank is in at most one engine.
+  /// Cut of the tensors over the ranks; several participants may share one object.
+  std::shared_ptr<const Layout> layout;
+  std::vector<int> ranks;  ///< World rank of each layout rank. A world rank is in at most one engine.
 };
 
 struct PlanOptions {
   /// Maximum number of groups (communicators) that a rank may belong to, at least 1. Beyond it, groups are merged by
   /// the rule in docs/fanout.md.
   std::size_t max_groups_per_rank = 16;
-  /// Cost of a new route, in bytes, when the plan chooses a sender among replicas. The plan takes the replica with the
-  /// fewest bytes to send, and a new route adds this many. One more route costs a transfer with its latency, and gains
+  /// Cost of a new route, in bytes, when the plan chooses among several ranks that could send the same elements. The
+  /// plan takes the rank with the fewest bytes to send so far; a rank that does not yet have a route to these
+  /// destinations counts as having this many bytes more. One more route costs a transfer with its latency, and gains
   /// only a better balance of detection and snapshots.
   std::uint64_t route_cost_bytes = std::uint64_t{256} << 20;
   /// Patterns of names (* and ? as in a shell) of trainer tensors that need no engine. Any other trainer tensor that no
@@ -36,17 +38,18 @@ struct PlanOptions {
   std::vector<std::string> unsent;
 };
 
-/// One copy of a route's elements in a receiver's memory. A rank that holds the elements in several places has several
-/// destinations.
+/// A place in a receiver's memory that gets the elements of a route. A rank that holds the elements in several places
+/// has several destinations.
 struct Destination {
-  int rank = 0;            ///< World rank.
-  std::uint32_t copy = 0;  ///< Number of the copy on its rank, from 0.
+  int rank = 0;            ///< World rank of the receiver.
+  std::uint32_t copy = 0;  ///< Number of the place on its rank, from 0.
   friend auto operator<=>(const Destination&, const Destination&) = default;
 };
 
-/// A box that is sent whole, from one rank to all destinations of its route: one tensor of the route's table.
+/// A box of a tensor, all elements of which go from one rank to all destinations of a route. It is one tensor of the
+/// route's table.
 struct Region {
-  std::uint32_t tensor = 0;  ///< Index into the plan's table.
+  std::uint32_t tensor = 0;  ///< Index of the tensor in FanoutPlan::table().
   Box box;
   /// Dimensions in wire order, slowest first, which is their order in the sender's memory.
   std::vector<std::uint8_t> order;
@@ -58,10 +61,10 @@ struct Region {
 struct Route {
   int source = 0;  ///< World rank of the sender.
   std::uint32_t group = 0;
-  std::vector<Destination> destinations;  ///< Copies that receive the route, ascending.
+  std::vector<Destination> destinations;  ///< Places that receive the elements, ascending.
   std::vector<Region> regions;            ///< Regions ordered by tensor, then box.
-  /// Indices of the engines whose state digest includes this route. An engine's digest counts each element once, even
-  /// when the engine holds several copies of it.
+  /// Indices of the engines that count this route's digest as a part of their state digest. An engine's digest counts
+  /// each element once, even when the engine holds several copies of it.
   std::vector<std::uint32_t> counted_by;
   /// Whether this route's digest is added to the digest of the plan's table. Of all routes that carry an element,
   /// exactly one has this flag. An element is in several routes when its destinations have several senders, or belong
@@ -71,7 +74,7 @@ struct Route {
   std::uint64_t bytes = 0;  ///< Bytes of all elements of the route, changed or not.
 };
 
-/// The ranks that one communicator connects.
+/// A group of ranks that one communicator connects.
 struct RouteGroup {
   std::vector<int> sources;    ///< World ranks of the senders, ascending.
   std::vector<int> receivers;  ///< World ranks of the receivers, ascending.
@@ -85,12 +88,12 @@ struct RouteGroup {
 struct Transfer {
   std::uint32_t group = 0;
   int source = 0;                     ///< World rank of the sender.
-  std::vector<std::uint32_t> routes;  ///< Indices of the routes, ascending.
+  std::vector<std::uint32_t> routes;  ///< Indices of the routes in FanoutPlan::routes(), ascending.
 };
 
 /// Location of a region in a rank's memory; dimensions are in wire order.
 struct RegionView {
-  std::uint32_t local = 0;  ///< Index into the rank's local tensors.
+  std::uint32_t local = 0;  ///< Index of the local tensor in RankLayout::tensors.
   std::uint64_t first = 0;  ///< Index of the region's first element in the local tensor.
   /// Strides in elements, one per dimension of the tensor in the route's table.
   std::vector<std::int64_t> strides;
@@ -115,13 +118,13 @@ class SPARSECAST_API FanoutPlan {
   const std::vector<Route>& routes() const noexcept { return routes_; }
   const std::vector<RouteGroup>& groups() const noexcept { return groups_; }
   std::uint32_t rounds() const noexcept { return rounds_; }
-  /// Returns the transfers in their global order. Every rank executes those of its groups in this order.
+  /// Returns the transfers in their global order. Every rank executes the transfers of its groups in this order.
   const std::vector<Transfer>& transfers() const noexcept { return transfers_; }
   const Hash128& hash() const noexcept { return hash_; }
 
   /// Returns the tensor table of a route's deltas. Region i is tensor i, named "NAME[0:128,64:128]", with its shape in
-  /// wire order. Its digest is that of the canonical elements (TensorTable::digest_origin), so that the digests of
-  /// routes add up to that of the canonical tensors.
+  /// wire order. The digest of a region is that of its canonical elements (TensorTable::digest_origin), so that the
+  /// digests of routes add up to the digest of the canonical tensors.
   TensorTable route_table(std::size_t route) const;
   /// Returns the locations of a route's regions in the memory of the rank that sends it, parallel to Route::regions.
   std::vector<RegionView> source_views(std::size_t route) const;
@@ -140,7 +143,7 @@ class SPARSECAST_API FanoutPlan {
   std::uint32_t rounds_ = 0;
   Hash128 hash_;
   /// Index into table_ of each tensor of a participant's table; all ones for a tensor that is not sent. tensor_of_[0]
-  /// is the trainer's, tensor_of_[e + 1] that of engine e.
+  /// is for the trainer, tensor_of_[e + 1] for engine e.
   std::vector<std::vector<std::uint32_t>> tensor_of_;
 };
 
@@ -173,29 +176,30 @@ SPARSECAST_API Layout mark_bases(const FanoutPlan& plan);
 /// Costs of a rank's own work, on the host or the device that holds its weights. By default the work takes no time.
 struct EndCost {
   double detect_seconds_per_byte = 0;    ///< Time to detect changes, per byte of all elements that the rank sends.
-  double encode_seconds_per_change = 0;  ///< Time to encode, per changed element, its digest included.
+  double encode_seconds_per_change = 0;  ///< Time to encode a delta and compute its digest, per changed element.
   double pass_seconds = 0;               ///< Fixed time of a pass, counted as encoding: launches, copies and waits.
   double verify_seconds_per_change = 0;  ///< Time to verify received records, per changed element.
-  double verify_seconds = 0;             ///< Fixed time of verifying, per sync.
-  double apply_seconds_per_change = 0;   ///< Time to apply, per changed element, its digest included.
-  double apply_seconds = 0;              ///< Fixed time of applying, per sync.
+  double verify_seconds = 0;             ///< Fixed time of verification, per sync.
+  double apply_seconds_per_change = 0;   ///< Time to apply a delta and update the digest, per changed element.
+  double apply_seconds = 0;              ///< Fixed time of an apply, per sync.
   bool overlapped = true;                ///< Whether encoding, wire and verifying overlap in time, as on hosts.
 };
 
-/// Costs of bf16 weights that lie in one piece in host memory, on one thread of an AMD EPYC (Zen 4) at 1 % of changes,
-/// measured (bench/results/2026-11-23-plan.md): the scan at 38.9 GB/s of current and old bytes, and nanoseconds per
-/// changed element.
+/// Costs for contiguous bf16 weights in host memory when 1 % of the elements change, measured on one thread of an AMD
+/// EPYC (Zen 4) (bench/results/2026-11-23-plan.md). The scan reads current and old bytes at 38.9 GB/s; the other costs
+/// are nanoseconds per changed element.
 inline constexpr EndCost kHostEnds{.detect_seconds_per_byte = 51.4e-12,
                                    .encode_seconds_per_change = 8.55e-9,
                                    .verify_seconds_per_change = 4.9e-9,
                                    .apply_seconds_per_change = 14.4e-9};
 
-/// Costs of bf16 weights on an H100 at 1 % of changes, **estimated: no device has run this**. Detecting reads the
-/// current and the old bytes at 3.0 TB/s, the rate of a copy on such a device. A change costs the encoder 52 ps of
-/// instructions, and 43 bytes at the same rate for the refresh of the snapshot, slots and payloads (docs/gpu.md,
-/// "Floors"); verifying costs 51 ps of instructions, applying 68 ps. Instructions are those of the compiled sm_90 code
-/// on 132 multiprocessors at 1.98 GHz, with an error of a quarter at least. In addition, 5 us for each operation on a
-/// stream: 14 in a pass, 16 on receivers, 4 of them in the apply (bench/results/2026-11-23-one-pass.md).
+/// Costs for bf16 weights on an H100 when 1 % of the elements change, **estimated: no device has run this**. Detecting
+/// reads the current and the old bytes at 3.0 TB/s, the rate of a copy on such a device. A change costs the encoder 52
+/// ps of instructions, and 43 bytes at the same rate for the refresh of the snapshot, slots and payloads (docs/gpu.md,
+/// "Floors"); verifying costs 51 ps of instructions, applying 68 ps. The times of instructions are computed from the
+/// compiled sm_90 code for 132 multiprocessors at 1.98 GHz; their error is at least 25 %. Each operation on a stream
+/// costs 5 us more: there are 14 in a pass, and 16 on receivers, 4 of them in the apply
+/// (bench/results/2026-11-23-one-pass.md).
 inline constexpr EndCost kDeviceEnds{.detect_seconds_per_byte = 2 / 3.0e12,
                                      .encode_seconds_per_change = 52e-12 + 43 / 3.0e12,
                                      .pass_seconds = 14 * 5e-6,
@@ -213,12 +217,11 @@ struct CostModel {
   /// Bytes of delta per byte of all elements: 1 % of bf16 elements at 1.3 bytes each.
   double wire_bytes_per_byte = 0.01 * 0.65;
   EndCost ends = kDeviceEnds;  ///< Costs of each rank's own work.
-  /// Latency in seconds of one exchange of all ranks with the coordinator, assumed to be that of a transfer. A sync has
-  /// three: the agreement that all ranks have staged, the votes, and the decision.
+  /// Latency in seconds of one exchange between all ranks and the coordinator, assumed to be the latency of a transfer.
+  /// A sync has three exchanges: the agreement that all ranks have staged, the votes, and the decision.
   double vote_seconds = 50e-6;
   /// Time that the coordinator of a star over TCP needs for a message from and to one rank, measured with 4 to 64 ranks
-  /// on the two cores of one machine, so that ranks with cores of their own cost less
-  /// (bench/results/2026-11-23-plan.md).
+  /// on the two cores of one machine. Ranks with cores of their own cost less (bench/results/2026-11-23-plan.md).
   double vote_seconds_per_rank = 28e-6;
 };
 
@@ -228,9 +231,9 @@ struct PhaseTimes {
   double encode_seconds = 0;
   double wire_seconds = 0;
   double verify_seconds = 0;
-  double agree_seconds = 0;  ///< Time of the agreement that all ranks have staged.
+  double agree_seconds = 0;  ///< Time to agree that all ranks have staged their deltas.
   double apply_seconds = 0;
-  double vote_seconds = 0;  ///< Time of the votes and the decision.
+  double vote_seconds = 0;  ///< Time of the votes and of the decision to commit.
 
   double total() const noexcept {
     return detect_seconds + encode_seconds + wire_seconds + verify_seconds + agree_seconds + pause();
@@ -239,20 +242,21 @@ struct PhaseTimes {
   double pause() const noexcept { return apply_seconds + vote_seconds; }
 };
 
-/// Cost of one rank. Times are from the start of the sync. Bytes are those of one sync on the wire, except where a
-/// field says that it is memory.
+/// Cost of one rank. Times are counted from the start of the sync. Fields in bytes count the bytes that one sync sends,
+/// unless their comment says that they are memory.
 struct RankCost {
-  int rank = 0;  ///< World rank.
+  int rank = 0;  ///< Number of this rank in the world.
   double sent_bytes = 0;
-  double received_bytes = 0;  ///< Bytes of the routes to this rank.
-  double foreign_bytes = 0;   ///< Bytes for other members of the rank's groups, which it receives and drops.
+  double received_bytes = 0;  ///< Bytes that the rank receives for itself.
+  double foreign_bytes = 0;   ///< Bytes for other members of the rank's groups, which this rank receives and drops.
   /// Time for which the rank is at work in each phase. Phases that overlap add up to more than the time of the sync.
   PhaseTimes work;
-  double finish_seconds = 0;         ///< Time at which the rank's last transfer ends.
-  double staged_seconds = 0;         ///< Time at which the rank has sent and verified everything.
-  std::uint64_t weight_bytes = 0;    ///< Memory of the rank's local tensors.
-  std::uint64_t snapshot_bytes = 0;  ///< Memory of a trainer rank's copy of the elements that it sends.
-  double staging_bytes = 0;  ///< Memory of one delta of the elements that the rank sends or receives for itself.
+  double finish_seconds = 0;       ///< Time at which the rank's last transfer ends.
+  double staged_seconds = 0;       ///< Time at which the rank has sent and verified everything.
+  std::uint64_t weight_bytes = 0;  ///< Bytes of memory of the rank's local tensors.
+  /// Bytes of memory of the snapshot: a trainer rank's copy of the elements that it sends.
+  std::uint64_t snapshot_bytes = 0;
+  double staging_bytes = 0;  ///< Bytes of memory for one delta of the elements that this rank sends or applies.
 };
 
 struct TransferTime {

@@ -23,8 +23,8 @@ namespace sparsecast {
 /// Encoding of positions in a packed flush.
 enum class PackedEncoding {
   kIndices,  ///< The encoding "indices": int32 element indices.
-  /// The encoding "deltas": gaps idx[k] - idx[k-1] - 1, where idx[-1] = -1, as uint16, or as uint32 for a whole
-  /// parameter.
+  /// The encoding "deltas": gaps idx[k] - idx[k-1] - 1, where idx[-1] = -1. A parameter has them as uint16 if all of
+  /// them fit, otherwise as uint32.
   kDeltas,
 };
 
@@ -33,7 +33,7 @@ struct PackedParam {
   std::size_t tensor = 0;
   std::uint64_t positions_begin = 0;
   std::uint64_t positions_end = 0;
-  std::uint32_t width = 4;  ///< Bytes of a position.
+  std::uint32_t width = 4;  ///< Bytes of each position: 2 or 4.
   std::uint64_t values_begin = 0;
   std::uint64_t values_end = 0;
 };
@@ -62,7 +62,7 @@ struct SPARSECAST_API PackedFlush {
 class SPARSECAST_API PackedFlusher {
  public:
   using Sink = std::function<void(PackedFlush&&)>;
-  /// Passes full flushes to `sink`. `table` must outlive the flusher.
+  /// Makes a flusher that passes full flushes to `sink`. `table` must outlive the flusher.
   PackedFlusher(const TensorTable& table, PackedEncoding encoding, std::uint64_t flush_bytes, Sink sink);
 
   /// Adds a patch to the flush of its dtype, after passing that flush to the sink if it has no room. Throws
@@ -85,7 +85,7 @@ class SPARSECAST_API PackedFlusher {
 /// indices, then the values.
 class SPARSECAST_API VllmUpdate {
  public:
-  /// `table` must outlive the object.
+  /// Makes an update without patches. `table` must outlive the object.
   explicit VllmUpdate(const TensorTable& table) : table_(table) {}
   /// Adds a patch. Throws Error{kUnsupported} for patches that the receiver would reject midway: a tensor that is not
   /// floating, or a NaN.
@@ -108,16 +108,16 @@ enum class ForeignFamily {
   kPacked,  ///< Version directories of `__positions__` and `__values__` with a manifest.
 };
 
-/// Formats in which a version can be written; each entry says under which name.
+/// Formats in which a version N can be written. The comments give the names of the files or directories.
 enum class ForeignFormat {
-  kTrl,             ///< `deltas/step_N.safetensors`
-  kSlimeXor,        ///< `weight_vN/`
-  kSlimeOverwrite,  ///< `weight_vN/`
-  kPackedIndices,   ///< `weight_vN/`, as for the two formats below.
+  kTrl,             ///< File `deltas/step_N.safetensors`: indices and new values.
+  kSlimeXor,        ///< Directory `weight_vN/`: old bits ^ new bits.
+  kSlimeOverwrite,  ///< Directory `weight_vN/`: new bits.
+  kPackedIndices,   ///< Directory `weight_vN/`, as for the next two formats; positions as PackedEncoding::kIndices.
   kPackedDeltas,
   kPackedDeltasZstd,
-  kVerl,  ///< `flush_N_K.safetensors`: the tensors that verl's SGLang loader takes.
-  kVllm,  ///< `update_N.safetensors`: the tensors that vLLM's sparse engine takes, and their update info.
+  kVerl,  ///< Files `flush_N_K.safetensors`: the tensors that verl's SGLang loader takes.
+  kVllm,  ///< File `update_N.safetensors`: the tensors that vLLM's sparse engine takes, and their update info.
 };
 
 /// Returns the name of a family: "trl", "slime", ...
@@ -132,10 +132,11 @@ SPARSECAST_API std::optional<ForeignFormat> foreign_format_from_name(std::string
 /// One version found on disk, whose content has not been read yet.
 struct ForeignStep {
   ForeignFamily family = ForeignFamily::kTrl;
-  std::string path;                           ///< Path of a file, or of a version directory.
-  bool full = false;                          ///< True when the step holds all tensors instead of a difference.
-  std::optional<std::uint64_t> version;       ///< Version from the files, else from the name; nullopt without either.
-  std::optional<std::uint64_t> base_version;  ///< Base version from the files; nullopt when they have none.
+  std::string path;   ///< Path of the version's file or directory.
+  bool full = false;  ///< True when the step holds all tensors instead of a difference.
+  /// Version number in the files, else in the path; nullopt when neither has one.
+  std::optional<std::uint64_t> version;
+  std::optional<std::uint64_t> base_version;  ///< Number of the base version in the files; nullopt when they have none.
 };
 
 /// Returns the versions at `path` in ascending order. `path` is one version, or a directory of versions. Without
@@ -158,9 +159,9 @@ SPARSECAST_API CommitRecord read_foreign_step(FileSystem& fs, const ForeignStep&
 
 struct ForeignWriteOptions {
   ForeignFormat format = ForeignFormat::kTrl;
-  std::string checksum = "xxh3-128";  ///< Kind of checksum in slime's files: "xxh3-128" or "adler32".
-  /// Maximum bytes of one file's payload, which has at least one tensor (packed and verl: positions and values of a
-  /// flush; slime: frames of a file).
+  std::string checksum = "xxh3-128";  ///< Algorithm of the checksums in slime's files: "xxh3-128" or "adler32".
+  /// Maximum number of payload bytes in one file: positions and values (packed and verl), or zstd frames (slime). A
+  /// file with only one tensor may have more.
   std::uint64_t bucket_bytes = std::uint64_t{512} << 20;
 };
 

@@ -31,7 +31,7 @@ class SPARSECAST_API File {
 
 enum class OpenMode {
   kRead,             ///< The file must exist, and is only read.
-  kReadWrite,        ///< The file must exist.
+  kReadWrite,        ///< The file must exist, and may be read and written.
   kCreate,           ///< The file is created, or an existing one is truncated.
   kCreateExclusive,  ///< The file must not exist, and is created.
   kCreatePrivate,    ///< The file must not exist, and is created so that only its owner may read and write it.
@@ -54,8 +54,8 @@ class SPARSECAST_API FileSystem {
   /// Returns the path that symbolic links lead to; `path` itself when nothing exists there, or in a file system without
   /// links.
   virtual std::string resolved(const std::string& path);
-  /// Adds the name `to`, which must not exist, to the file `from`, or to the symbolic link itself if `from` is a link.
-  /// Returns true then, and false in a file system without hard links.
+  /// Makes a hard link `to`, which must not exist, to the file `from`, or to the symbolic link itself if `from` is a
+  /// symbolic link. Returns true; returns false, and does nothing, in a file system without hard links.
   virtual bool link(const std::string& from, const std::string& to);
   /// Makes a directory, whose parent must exist; an existing directory is no error.
   virtual void make_directory(const std::string& path) = 0;
@@ -64,21 +64,21 @@ class SPARSECAST_API FileSystem {
   /// Returns the names of the directory's entries, sorted, without "." and "..".
   virtual std::vector<std::string> list(const std::string& path) = 0;
   virtual void rename(const std::string& from, const std::string& to) = 0;
-  /// Renames without replacing another file: returns false when `to` exists, and `from` then stays. Of any number of
-  /// racing callers one succeeds. A crash may leave both names. Uses link() and remove, or renameat2 where there are no
-  /// hard links.
+  /// Renames without replacing another file, and returns true. When `to` exists, returns false and leaves `from` in
+  /// place. Among any number of racing callers, only one succeeds. A crash may leave both names. Uses link() and
+  /// remove, or renameat2 where there are no hard links.
   virtual bool rename_exclusive(const std::string& from, const std::string& to) = 0;
   virtual void remove(const std::string& path) = 0;  ///< Removes a file or an empty directory.
   /// Makes the creations, renames and removals of the directory's entries durable.
   virtual void sync_directory(const std::string& path) = 0;
-  virtual std::chrono::system_clock::time_point modified(
-      const std::string& path) = 0;  ///< Returns the time of the last write.
+  /// Returns the time of the last write to a file, by the file system's clock.
+  virtual std::chrono::system_clock::time_point modified(const std::string& path) = 0;
   /// Returns the time of a monotonic clock, which deadlines use.
   virtual std::chrono::steady_clock::time_point now() = 0;
   /// Returns the time of the wall clock, which may jump; for time stamps.
   virtual std::chrono::system_clock::time_point wall_now() = 0;
 
-  /// Returns the operating system's file system (POSIX).
+  /// Returns the file system of the operating system, used through POSIX calls.
   static FileSystem& posix();
 };
 
@@ -88,8 +88,9 @@ SPARSECAST_API std::vector<std::byte> read_file(FileSystem& fs, const std::strin
 /// Returns the directory part of a path: "dir" for "dir/name", "." when there is none.
 SPARSECAST_API std::string parent_directory(const std::string& path);
 
-/// Writes a file so that either the old or the whole new content is visible under `path`, durable on return: temporary
-/// file next to it, write, fsync, rename, fsync of the directory. The destructor removes an uncommitted temporary file.
+/// Writes a file so that either the old or the whole new content is visible under `path`, durable on return. Writes a
+/// temporary file next to it, then calls fsync, rename, and fsync of the directory. The destructor removes an
+/// uncommitted temporary file.
 class SPARSECAST_API AtomicFile {
  public:
   AtomicFile(FileSystem& fs, std::string path);

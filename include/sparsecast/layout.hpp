@@ -45,9 +45,9 @@ SPARSECAST_API std::optional<Box> intersect(const Box& a, const Box& b);
 /// Returns the box as text, "[begin:end]" for each dimension: "[0:128,64:128]"; "[]" for a scalar.
 SPARSECAST_API std::string to_string(const Box& box);
 
-/// A tensor in the memory of a rank: `elements` contiguous elements, aligned to an element.
+/// A tensor in the memory of a rank: `elements` contiguous elements, aligned to the size of an element.
 struct LocalTensor {
-  std::string name;  ///< The framework's name, used in errors and tables.
+  std::string name;  ///< Name of the tensor in the framework, used in errors and tables.
   DType dtype = DType::kBF16;
   std::uint64_t elements = 0;  ///< Number of elements, including padding that no shard covers.
   friend bool operator==(const LocalTensor&, const LocalTensor&) = default;
@@ -64,14 +64,14 @@ struct Shard {
   /// with more than one element must nest, in any order: each exceeds the largest offset that all smaller ones reach
   /// together, as in a slice of a tensor, transposed or not.
   std::vector<std::int64_t> strides;
-  /// Whether this rank knows the bytes that receivers hold, so that it can send the shard (trainer only). False where
-  /// another rank has been sending it (mark_bases).
+  /// Whether this rank knows the bytes that receivers hold for this shard, so that it can send it; for trainers only.
+  /// False where another rank has been sending the elements (mark_bases).
   bool has_base = true;
   friend bool operator==(const Shard&, const Shard&) = default;
 };
 
 struct RankLayout {
-  std::string node;  ///< Machine name, used to prefer routes within a machine; empty: unknown.
+  std::string node;  ///< Name of the machine, by which the plan prefers routes within a machine; empty: unknown.
   std::vector<LocalTensor> tensors;
   std::vector<Shard> shards;
   friend bool operator==(const RankLayout&, const RankLayout&) = default;
@@ -85,7 +85,8 @@ struct TiedTensor {
   friend bool operator==(const TiedTensor&, const TiedTensor&) = default;
 };
 
-/// The canonical tensors of one side, and their locations in the memory of its ranks. Immutable.
+/// The canonical tensors of a trainer or an engine, and the locations of their elements in the memory of its ranks.
+/// Immutable.
 class SPARSECAST_API Layout {
  public:
   static constexpr std::size_t kMaxRanks = std::size_t{1} << 16;
@@ -103,7 +104,8 @@ class SPARSECAST_API Layout {
   const TensorTable& table() const noexcept { return table_; }
   const std::vector<RankLayout>& ranks() const noexcept { return ranks_; }
   const std::vector<TiedTensor>& ties() const noexcept { return ties_; }
-  /// Returns the index of the tensor that is sent for `tensor`: the end of its chain of ties, or itself.
+  /// Returns the index of the tensor that is sent in place of `tensor`: the last original in its chain of ties, or
+  /// `tensor` itself when it is not tied.
   std::size_t original_of(std::size_t tensor) const { return originals_[tensor]; }
   /// Returns XXH3-128 of the bytes that serialize() compresses. It is equal for equal layouts, independent of the zstd
   /// version.
@@ -123,12 +125,12 @@ class SPARSECAST_API Layout {
   Hash128 hash_;
 };
 
-/// Returns references to the local tensors of a rank, of the layout's dtypes, in host memory. Throws Error{kUsage} that
-/// names rank and tensor unless `tensors` has the bytes of each local tensor, in order.
+/// Returns references to the local tensors of a rank in host memory, with the dtypes of the layout. Throws
+/// Error{kUsage} that names rank and tensor unless `tensors` has the bytes of each local tensor, in order.
 SPARSECAST_API std::vector<TensorRef> refs_to(const Layout& layout, std::size_t rank,
                                               const std::vector<MutableBytes>& tensors);
-/// Returns references to the local tensors of a rank, of the layout's dtypes, at the addresses `d_tensors` in the
-/// memory of `device`. Throws Error{kUsage} that names rank and tensor unless there is one address for each local
+/// Returns references to the local tensors of a rank at the addresses `d_tensors` in the memory of `device`, with the
+/// dtypes of the layout. Throws Error{kUsage} that names rank and tensor unless there is one address for each local
 /// tensor.
 SPARSECAST_API std::vector<TensorRef> refs_to(const Layout& layout, std::size_t rank,
                                               const std::vector<void*>& d_tensors, int device);
@@ -137,7 +139,7 @@ SPARSECAST_API std::vector<TensorRef> refs_to(const Layout& layout, std::size_t 
 // DTensor, Megatron-core, SGLang and vLLM. Layout files (docs/layout-format.md) express the same rules in JSON.
 
 struct MeshAxis {
-  std::string name;  ///< "pp", "dp", "tp", "ep", ...
+  std::string name;  ///< Name of the axis, such as "pp", "dp", "tp" or "ep".
   std::uint32_t size = 1;
 };
 
@@ -154,11 +156,11 @@ struct AxisCondition {
   std::string axis;
   std::vector<std::uint32_t> coordinates;
 };
-/// Conditions that select ranks: those that meet all of them. Empty: all ranks.
+/// Conditions that select ranks. A rank is selected when it meets all conditions. Empty: all ranks.
 using Where = std::vector<AxisCondition>;
 
-/// DTensor's Shard(dim): cuts dimension `dim`, of n elements, into chunks of ceil(n / parts) elements, one for each
-/// part of `axes`. Later chunks may be smaller or empty, as torch.chunk makes them.
+/// DTensor's Shard(dim): cuts dimension `dim`, of size n, into chunks of size ceil(n / parts), one for each of the
+/// parts that `axes` give. Later chunks may be smaller or empty, as torch.chunk makes them.
 struct Placement {
   std::size_t dim = 0;
   Axes axes;
@@ -173,12 +175,13 @@ struct SPARSECAST_API Cut {
     kShard,      ///< Each rank holds the chunk that `placements` gives it.
     /// Each rank holds an equal part of the rows of each tensor; its parts of several tensors follow one another.
     kColumnParallel,
-    kRowParallel,    ///< Each rank holds an equal part of dimension 1.
+    kRowParallel,    ///< Each rank holds an equal part of dimension 1 (the columns).
     kVocabParallel,  ///< The rows are padded to a multiple of `multiple`; each rank holds an equal part of them.
-    /// Tensors q, k, v: for each KV group its query heads, then k and v; each rank holds an equal part of all groups.
+    /// Tensors q, k, v: the rows are ordered by KV group, and in a group its query heads come first, then k and v. Each
+    /// rank holds an equal part of these rows.
     kLinearQkv,
-    /// Tensors q, k, v: each rank holds its query heads, then its KV heads, which several ranks hold if there are fewer
-    /// of them than ranks.
+    /// Tensors q, k, v: each rank holds its query heads, then its heads of k, then of v. When there are fewer KV heads
+    /// than ranks, several ranks hold the same KV head.
     kQkvProj,
   };
 
@@ -187,20 +190,21 @@ struct SPARSECAST_API Cut {
   std::vector<Placement> placements;
   std::uint64_t multiple = 1;
   std::uint64_t query_heads = 0;
-  std::uint64_t kv_heads = 0;  ///< Number of KV heads; for kLinearQkv, of KV groups.
+  std::uint64_t kv_heads = 0;  ///< Number of KV heads; for kLinearQkv the number of KV groups.
 
-  /// Returns the cut that keeps tensors whole; with several tensors this is SGLang's fused_qkv_a_proj_with_mqa.
+  /// Returns the cut by which each rank holds whole tensors; with several tensors this is SGLang's
+  /// fused_qkv_a_proj_with_mqa.
   static Cut replicate() { return {}; }
   /// Returns the cut of FSDP2: Shard(0) over these axes. HSDP names only the axes that shard.
   static Cut fsdp2(Axes axes) { return dtensor({{0, std::move(axes)}}); }
-  /// Returns the cut by placements that are applied in this order, each to the part that the previous one has left.
-  /// FSDP2 over TP cuts TP's parts (_StridedShard), so TP comes first. The tensor is replicated over axes without a
-  /// placement.
+  /// Returns the cut by these placements. They are applied in order, each to the part that the previous placement gave
+  /// to the rank. FSDP2 over TP cuts TP's parts (_StridedShard), so TP comes first. The tensor is replicated over axes
+  /// without a placement.
   static Cut dtensor(std::vector<Placement> placements);
   /// Returns the cut of ColumnParallelLinear; with several tensors, that of MergedColumnParallelLinear (gate_up_proj)
   /// and of Megatron's linear_fc1.
   static Cut column_parallel(Axes axes);
-  /// Returns the cut of RowParallelLinear.
+  /// Returns the cut of RowParallelLinear: each rank holds an equal part of dimension 1.
   static Cut row_parallel(Axes axes);
   /// Returns the cut of VocabParallelEmbedding. Rows are padded to a multiple of `multiple`: 64 in SGLang and vLLM,
   /// make_vocab_size_divisible_by * TP in Megatron.
@@ -209,14 +213,14 @@ struct SPARSECAST_API Cut {
   /// Returns the cut of Megatron's linear_qkv. With more parts than KV groups, each part holds a piece of a group and
   /// nothing is replicated, as in Megatron-core, which then gathers activations.
   static Cut linear_qkv(Axes axes, std::uint64_t query_heads, std::uint64_t kv_groups);
-  /// Returns the cut of QKVParallelLinear of SGLang and vLLM.
+  /// Returns the cut of QKVParallelLinear of SGLang and vLLM (Rule::kQkvProj).
   static Cut qkv_proj(Axes axes, std::uint64_t query_heads, std::uint64_t kv_heads);
 };
 
 /// Distribution of a layer's experts over ranks.
 struct Experts {
-  Axes axes;  ///< Axes that divide the experts into equal parts, in order.
-  /// Number of the logical expert in each physical place, the places of all parts one after another. Redundant experts
+  Axes axes;  ///< Axes that divide the experts, in order, into equal parts.
+  /// Number of the logical expert in each physical place. The places of all parts follow one another. Redundant experts
   /// occur several times (EPLB's map).
   std::vector<std::uint32_t> physical_to_logical;
   /// When true, a rank's experts are one local tensor [experts, rows, columns]. When false, the rank has one local
@@ -239,9 +243,9 @@ SPARSECAST_API Where stage_of(const std::string& axis, const std::vector<std::ve
 /// shards or local tensors than the limit.
 class SPARSECAST_API LayoutBuilder {
  public:
-  /// Takes one or more meshes over the same ranks (Megatron has one for attention and one for experts). All must have
-  /// the same number of ranks, and an axis that occurs in several meshes has the same coordinates in each. At most
-  /// `max_shards` shards and as many local tensors are made.
+  /// Takes one or more meshes over the same ranks (Megatron has one for attention and one for experts). All meshes must
+  /// have the same number of ranks, and an axis that occurs in several meshes must give each rank the same coordinate
+  /// in all of them. At most `max_shards` shards and as many local tensors are made.
   explicit LayoutBuilder(const std::vector<Mesh>& meshes, std::size_t max_shards = Layout::kMaxShards);
   ~LayoutBuilder();
   LayoutBuilder(LayoutBuilder&&) noexcept;
@@ -251,20 +255,20 @@ class SPARSECAST_API LayoutBuilder {
 
   /// Names the machines: rank r is on "PREFIXn" with n = r / ranks_per_node.
   LayoutBuilder& nodes(const std::string& prefix, std::size_t ranks_per_node);
-  /// Adds a canonical tensor.
+  /// Adds a canonical tensor, to which names in tie(), add() and add_experts() refer.
   LayoutBuilder& tensor(TensorSpec spec);
   /// Declares that the tensors `alias` and `original` hold the same elements, as in TiedTensor.
   LayoutBuilder& tie(const std::string& alias, const std::string& original);
 
-  /// Adds a local tensor named `local`, made of the canonical `tensors` by the rule `cut`, to every rank of `where`.
-  /// Ranks without elements, because of an uneven cut, get an empty one.
+  /// Adds a local tensor named `local`, made of the canonical `tensors` by the rule `cut`, to every rank of `where`. A
+  /// rank that gets no elements, because of an uneven cut, has an empty local tensor.
   LayoutBuilder& add(const std::string& local, const std::vector<std::string>& tensors, const Cut& cut,
                      const Where& where = {});
   /// Adds the local tensors of a layer's experts to every rank of `where`; `experts` says which rank holds which
   /// experts. In each name in `tensors`, "{expert}" is replaced by the expert's number; a canonical tensor without it
   /// is stacked: its dimension 0 counts the experts. When the experts are not stacked locally, `local` has "{expert}"
-  /// as well, which is replaced by the number of the place over all parts. `cut` cuts each expert's matrix (expert-TP),
-  /// and must not be kShard.
+  /// as well, which is replaced by the number of the expert's place, counted over all parts. `cut` cuts each expert's
+  /// matrix (expert-TP), and must not be kShard.
   LayoutBuilder& add_experts(const std::string& local, const std::vector<std::string>& tensors, const Cut& cut,
                              const Experts& experts, const Where& where = {});
 
@@ -278,10 +282,10 @@ class SPARSECAST_API LayoutBuilder {
 
 /// Options for reading a layout file.
 struct LayoutFileOptions {
-  /// Factor that divides every dimension that the file declares as scalable (hidden size, vocabulary, ...). Every n-th
-  /// of the scalable repeats (layers, experts) is kept. Cuts stay as they are. The result is a small version of the
-  /// same plan, for trials. docs/layout-format.md has the exact rules. A dimension that does not divide evenly is
-  /// Error{kUsage}.
+  /// Factor by which every dimension is divided that the file declares as scalable (hidden size, vocabulary, ...). Of
+  /// things that the file declares as scalable and repeated (layers, experts), only every n-th is kept, where n is this
+  /// factor. Cuts stay as they are. The result is a small version of the same layout, for trials. docs/layout-format.md
+  /// has the exact rules. A dimension that does not divide evenly is Error{kUsage}.
   std::uint64_t scale_down = 1;
   /// Maximum number of shards, and of local tensors, that rules may make. Each takes about 250 bytes.
   std::size_t max_shards = std::size_t{1} << 22;

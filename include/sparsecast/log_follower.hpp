@@ -27,10 +27,10 @@ struct CatchUpPath {
 
 /// Returns the cheapest path from `from` to `to` by bytes + objects * `object_cost_bytes`, where `object_cost_bytes` is
 /// the number of bytes that could be read in the time of one request, and an anchor counts as one object. Among paths
-/// of equal cost it returns the path with the fewest objects. `from` is the version at hand; nullopt when there is
-/// none. `edges` are all known deltas, single and merged; deltas that do not lead to a higher version, or lead beyond
-/// `to`, are ignored. The path is empty when `from` is `to`; nullopt when no path exists. Takes n log n time in the
-/// number of edges and anchors.
+/// of equal cost it returns the path with the fewest objects. `from` is the version that the caller has; nullopt when
+/// it has none. `edges` are all known deltas, single and merged; deltas that do not lead to a higher version, or lead
+/// beyond `to`, are ignored. The path is empty when `from` is `to`. Returns nullopt when no path exists. Takes n log n
+/// time in the number of edges and anchors.
 SPARSECAST_API std::optional<CatchUpPath> cheapest_path(std::optional<std::uint64_t> from, std::uint64_t to,
                                                         const std::vector<DeltaRef>& edges,
                                                         const std::vector<AnchorRef>& anchors,
@@ -40,12 +40,12 @@ SPARSECAST_API std::optional<CatchUpPath> cheapest_path(std::optional<std::uint6
 class SPARSECAST_API FollowerTarget {
  public:
   virtual ~FollowerTarget() = default;
-  /// Brings the target to one consistent version after any crash or error (invariant I4), and returns its digest, which
-  /// is verified by reading everything. Nullopt when the target is empty or cannot be repaired, so that an anchor is
-  /// needed.
+  /// Brings the target to one consistent version after any crash or error (invariant I4 in docs/architecture.md), and
+  /// returns its digest, which is computed by reading all weights. Returns nullopt when the target is empty or cannot
+  /// be repaired, so that an anchor is needed.
   virtual std::optional<StateDigest> recover() = 0;
   /// Applies a delta and verifies the result's digest. When it throws Error, the target is at the delta's base, or in a
-  /// state that only recover() can determine (I2, I3); the follower calls recover() before any other function.
+  /// state that only recover() can determine; the follower then calls recover() before any other function.
   virtual void apply(const DeltaFile& delta) = 0;
   /// Throws Error{kUsage} if reseed() with a checkpoint of the table of this hash (TensorTable::hash) would destroy
   /// data that is not a version of that table's tensors. The follower calls this before it fetches an anchor. By
@@ -67,15 +67,16 @@ using FollowerNote = std::function<void(const std::string& sentence)>;
 
 struct CheckpointTargetOptions {
   int threads = 1;
-  /// When false, pages are patched in place with a durable undo record, without a second copy. When true, each version
-  /// is made in a copy that is renamed into place, so that readers of the old files are not disturbed.
+  /// When false, the files are changed in place, protected by a durable undo record, and there is no second copy. When
+  /// true, each version is made in a copy that is renamed into place, so that readers of the old files are not
+  /// disturbed.
   bool copy_on_write = false;
   /// Whether each delta with `context` positions, before it is applied, is also written with `packed` positions below
   /// `path` + ".follow/plain/". A compaction with this checkpoint as its mirror reads and removes these copies.
   bool keep_plain = false;
   /// Whether an anchor may replace a checkpoint of other tensors, or files that cannot be read. When false, an anchor
-  /// is written only where no weights exist, over a checkpoint of the log's tensors, or over files that a target like
-  /// this one has written as such a checkpoint before; else Error{kUsage}.
+  /// is written only where no weights exist, over a checkpoint of the log's tensors, or over files that such a target
+  /// wrote earlier as a checkpoint of these tensors; else Error{kUsage}.
   bool replace = false;
   FollowerProgress progress;
   FollowerNote note;
@@ -126,34 +127,36 @@ SPARSECAST_API std::unique_ptr<FollowerTarget> make_subscriber_target(Subscriber
 class SPARSECAST_API EngineRank {
  public:
   struct Options {
-    SubscriberOptions subscriber;  ///< `stream` and `version` are not used.
-    /// Called around each write of this rank's weights, in the thread of step() or serve(), as the callback of
+    SubscriberOptions subscriber;  ///< Options of this rank's subscriber; `stream` and `version` are not used.
+    /// Called around each write of this rank's weights, in the thread of step() or serve(). pause(true) asks the engine
+    /// to stop reading the weights, and returns false to refuse the write; pause(false) follows the write. See
     /// make_subscriber_target().
     std::function<bool(bool)> pause;
-    /// Time in which all ranks must have done a step: staged a delta, granted a pause after the first of them has,
-    /// written.
+    /// Maximum time that a rank which has done a step (staged a delta, granted the pause, or written) waits until all
+    /// other ranks have done it, too.
     std::chrono::milliseconds timeout{120'000};
     DeviceOptions device;
   };
 
-  /// Exchanges with the other ranks what each of them holds; collective over `ranks`, whose ranks are those of
+  /// Verifies that all ranks have the same table and layout; collective over `ranks`, where rank r is rank r of
   /// `layout`. `table` has the log's tensors, and `layout`, the same on all ranks, must hold all of them; `local` are
   /// the tensors of this rank of the layout, as in ShardedSubscriber. The caller keeps them in place while the object
   /// exists. Reads them once, for their digest. `fs` must outlive the object. Throws Error{kUsage} that names tensor
-  /// and box for a layout that does not hold a tensor of the log, kGroupMismatch when the ranks differ in table or
-  /// layout, and the errors of the channel.
+  /// and box for a layout that does not hold a whole tensor of the log, kGroupMismatch when the ranks differ in table
+  /// or layout, and the errors of the channel.
   EngineRank(std::shared_ptr<ControlChannel> ranks, std::shared_ptr<const TensorTable> table,
              std::shared_ptr<const Layout> layout, std::vector<TensorRef> local, FileSystem& fs, Options options);
   ~EngineRank();
   EngineRank(const EngineRank&) = delete;
   EngineRank& operator=(const EngineRank&) = delete;
 
-  /// Takes part in what rank 0 does, and returns when rank 0's target has been destroyed. For the other ranks. An error
-  /// of a step is rank 0's to throw. Throws the errors of the channel, after which no rank goes on; abort() of the
-  /// channel in another thread ends it.
+  /// For all ranks but rank 0: takes part in the steps of rank 0's target, and returns when that target has been
+  /// destroyed. An error of a step is thrown on rank 0 only. Throws the errors of the channel, after which no rank goes
+  /// on. ControlChannel::abort() in another thread ends the call.
   void serve();
-  /// Returns whether this rank's weights are of no version: half-written, or written without having heard whether all
-  /// ranks were. Only an anchor helps. For `pause` too.
+  /// Returns true when this rank's weights may not be those of one version: a write stopped half-way, or this rank has
+  /// written but has not heard whether all ranks have. Only an anchor repairs them. `pause` may call this function,
+  /// too.
   bool dirty() const noexcept;
 
  private:
@@ -162,10 +165,10 @@ class SPARSECAST_API EngineRank {
   std::unique_ptr<State> state_;
 };
 
-/// Makes the target of an engine of several ranks, for its rank 0. The rank must outlive the target, and `scratch` is
-/// an existing directory that all ranks can read under this path. Each of its functions waits for all ranks. Throws
-/// Error{kUsage} for another rank. Deltas with `context` positions are Error{kUnsupported}: a rank that holds a part
-/// cannot decode them.
+/// Makes the target of an engine of several ranks; only rank 0 calls this (Error{kUsage}). `rank` must outlive the
+/// target, and `scratch` is an existing directory that all ranks can read under this path. Each function of the target
+/// waits for all ranks. Deltas with `context` positions are Error{kUnsupported}: a rank that holds a part cannot decode
+/// them.
 SPARSECAST_API std::unique_ptr<FollowerTarget> make_engine_target(EngineRank& rank, const std::string& scratch);
 
 /// Notification sent after the last version of each step (with every_version, after each version), in the thread of
@@ -177,8 +180,8 @@ struct FollowerNotification {
   /// to its environment. The notification has failed unless the program exits with 0; after the timeout the program is
   /// ended by SIGTERM, then SIGKILL.
   std::vector<std::string> command;
-  /// URL to which `json` is sent by POST, with "version", "digest" and "stream" added; the answer must be 2xx. Empty:
-  /// none.
+  /// URL to which `json` is sent by POST, with "version", "digest" and "stream" added; the notification has failed
+  /// unless the HTTP status of the answer is 2xx. Empty: none.
   std::string url;
   std::string json = "{}";  ///< The JSON object that is sent to `url`.
   std::chrono::milliseconds timeout{300'000};
@@ -186,14 +189,16 @@ struct FollowerNotification {
 
 struct FollowerOptions {
   LogTrust trust;
-  std::string lease;  ///< Name of the lease; empty: none, and gc may remove objects in use, which restarts the step.
+  /// Name of the lease that protects objects in use; empty: no lease, and gc may remove such objects, which restarts
+  /// the step.
+  std::string lease;
   std::chrono::milliseconds lease_time{3'600'000};
-  std::uint64_t read_ahead_bytes = std::uint64_t{1}
-                                   << 30;  ///< Maximum bytes of fetched objects on disk (or one larger object).
-  int fetch_threads = 4;  ///< Objects fetched concurrently; 0: one after another, in the thread of step().
-  /// Bytes that could be read in the time of one request; see cheapest_path().
+  /// Maximum number of bytes of fetched objects that wait on disk to be applied; a single object may be larger.
+  std::uint64_t read_ahead_bytes = std::uint64_t{1} << 30;
+  int fetch_threads = 4;  ///< Number of objects fetched concurrently; 0: one after another, in the thread of step().
+  /// Number of bytes that could be read in the time of one request: the cost of an object in cheapest_path().
   std::uint64_t object_cost_bytes = std::uint64_t{1} << 20;
-  bool merged = true;  ///< Whether merged deltas may be used.
+  bool merged = true;  ///< Whether merged deltas may be used to catch up.
   /// Whether every single delta (after an anchor) is applied, even where merged deltas are cheaper.
   bool every_version = false;
   bool allow_rollback = false;  ///< Whether to follow a log whose head is older than the head last seen.
@@ -209,7 +214,7 @@ struct FollowReport {
   bool reseeded = false;      ///< True when the target was replaced from an anchor.
   std::uint64_t objects_read = 0;
   std::uint64_t bytes_read = 0;
-  double fetch_seconds = 0;  ///< Time for which applying waited for objects.
+  double fetch_seconds = 0;  ///< Seconds for which applying waited for objects to be fetched.
   double apply_seconds = 0;
 };
 

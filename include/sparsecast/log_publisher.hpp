@@ -17,15 +17,16 @@ namespace sparsecast {
 struct LogPublisherOptions {
   LogWriterOptions writer;
   DetectorOptions detection;  ///< How changes in the tensors are found.
-  /// Path of a checkpoint on this machine's disk that follows the log. Anchors are written from it, and a restart finds
-  /// the base in it. It is created from an anchor when it does not exist. Empty: this publisher makes neither anchors
-  /// nor merged deltas, which is left to a maintenance process (`sparsecast log compact`, `log anchor`).
+  /// Path of a checkpoint on this machine's disk that follows the log. Anchors are written from it, and after a restart
+  /// the trainer can read the newest version from it. It is created from an anchor when it does not exist. Empty: this
+  /// publisher makes neither anchors nor merged deltas; a maintenance process (`sparsecast log compact`, `sparsecast
+  /// log anchor`) must make them.
   std::string mirror;
-  std::string scratch;  ///< Existing directory for temporary files; empty: below `mirror` + ".follow".
+  std::string scratch;  ///< Existing directory for temporary files; empty: a directory below `mirror` + ".follow".
   bool merge = true;    ///< Whether merged deltas are made in the background.
-  bool anchors = true;  ///< Whether anchors are written in the background, by writer.anchor_rule.
-  /// Maximum duration of every wait. A publication that is not durable by then is reported, and the next call retries
-  /// it.
+  bool anchors = true;  ///< Whether anchors are written in the background, when writer.anchor_rule requires one.
+  /// Maximum duration of every wait. When a publication is not durable after this time, the waiting call throws, and
+  /// the next call retries the publication.
   std::chrono::milliseconds deadline{120'000};
 };
 
@@ -52,13 +53,14 @@ class SPARSECAST_API LogPublisher {
   /// `live` and options.detection are those of Publisher: tensors on the host or on a device, where changes are
   /// detected and encoded; only frames are copied to the host. The bits that receivers are assumed to hold (the
   /// snapshot, or the tensors if there is none) are read once and must have the head's digest, otherwise
-  /// Error{kWrongBase}.
-  /// `fs` must outlive the publisher, and also the threads that its destructor leaves behind. `trust.max_age` is not
-  /// used: a publisher may return after any time. Throws the errors of LogReader and LogWriter::take_over.
+  /// Error{kWrongBase}. `fs` must outlive the publisher, and also the threads that its destructor leaves behind.
+  /// `trust.max_age` is not used: a publisher may take a log over however old its newest commit is. Throws the errors
+  /// of LogReader and LogWriter::take_over.
   LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, const LogTrust& trust,
                std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live, LogPublisherOptions options,
                EncodeOptions encode = {});
-  /// Takes a detector of the caller's own, as Publisher does; options.detection is not used.
+  /// Publishes changes that the caller's own detector finds, as the second constructor of Publisher does;
+  /// options.detection is not used.
   LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, const LogTrust& trust,
                std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector,
                LogPublisherOptions options, EncodeOptions encode = {});
@@ -68,12 +70,12 @@ class SPARSECAST_API LogPublisher {
   LogPublisher& operator=(const LogPublisher&) = delete;
 
   /// Settles the previous publication (waits at most the deadline, and retries once if the publication had failed).
-  /// Then encodes the changes since, and passes them to the uploading thread. `label` becomes LogCommit::label. Returns
-  /// the new version's number. When the previous publication could not be settled, throws its error or kTimeout:
-  /// nothing new was encoded then, and the call may be repeated. Error{kFenced} is final. Changes made while a
-  /// publication is unsettled are part of the next one. `weights_ready`, for tensors on a device: the event after which
-  /// the weights may be read (null: whatever the detector's stream waits for). When the call returns, the weights may
-  /// change.
+  /// Then encodes the changes since that version, and passes them to the uploading thread. `label` becomes
+  /// LogCommit::label. Returns the new version's number. When the previous publication could not be settled, throws its
+  /// error or kTimeout: nothing new was encoded then, and the call may be repeated. Error{kFenced} is final. Changes
+  /// made while a publication is unsettled are part of the next one. `weights_ready`, for tensors on a device: the
+  /// event after which the weights may be read (null: whatever the detector's stream waits for). When the call returns,
+  /// the weights may change.
   std::uint64_t publish(const std::string& label = {}, CUevent_st* weights_ready = nullptr);
   /// Waits until the newest publication is durable. Throws kTimeout when it is not after `timeout` (the upload
   /// continues), or the publication's error: its outcome is then unknown, and the next wait() or publish() retries the
@@ -92,7 +94,7 @@ class SPARSECAST_API LogPublisher {
 
  private:
   struct State;
-  /// Returns the state. Throws Error{kUsage} in a forked child.
+  /// Returns the state. Throws Error{kUsage} in a forked child of the process that made this object.
   State& here() const;
   std::shared_ptr<State> state_;  // Shared with the threads, which may outlive this object.
 };

@@ -33,7 +33,7 @@ SPARSECAST_API void nan_fill(DType dtype, MutableBytes elements);
 /// elements of the source.
 struct MaskedCopyLayout {
   DType dtype = DType::kBF16;
-  std::vector<std::uint64_t> shape;  ///< Empty: one element. A zero: nothing is copied.
+  std::vector<std::uint64_t> shape;  ///< Shape of both views. Empty: one element. With a 0 in it, nothing is copied.
   std::vector<std::int64_t> source_strides;
   std::vector<std::int64_t> destination_strides;
 };
@@ -44,12 +44,13 @@ struct MaskedCopyLayout {
 SPARSECAST_API void masked_copy(const MaskedCopyLayout& layout, const void* source, void* destination);
 
 /// Does the same as nan_fill on the current device, for `elements` elements in memory that the device can access,
-/// aligned to its elements (Error{kUsage}). Enqueues one kernel on `cuda_stream` (null: the default stream) and returns
-/// without waiting or allocating; the memory must stay unchanged until the kernel has run. Throws Error{kUnsupported}
-/// in a build without the device backend or without a device, {kIo} when the launch fails.
+/// aligned to the size of an element (Error{kUsage}). Enqueues one kernel on `cuda_stream` (null: the default stream)
+/// and returns without waiting or allocating; the memory must stay unchanged until the kernel has run. Throws
+/// Error{kUnsupported} for a dtype without NaNs, and in a build without the device backend or without a device;
+/// {kDevice} when the launch fails.
 SPARSECAST_API void device_nan_fill(DType dtype, void* d_elements, std::uint64_t elements, CUstream_st* cuda_stream);
-/// Does the same as masked_copy on the current device, with the rules of device_nan_fill. Reads the source at full
-/// speed when both views are without gaps and the source is 16-byte aligned.
+/// Does the same as masked_copy on the current device, with the rules of device_nan_fill on memory, `cuda_stream` and
+/// errors. Reads the source at full speed when both views are without gaps and the source is 16-byte aligned.
 SPARSECAST_API void device_masked_copy(const MaskedCopyLayout& layout, const void* d_source, void* d_destination,
                                        CUstream_st* cuda_stream);
 

@@ -21,12 +21,13 @@ SPARSECAST_API bool nccl_available() noexcept;
 
 /// Description of the NCCL library in this process.
 struct NcclLibraryInfo {
-  int version = 0;   ///< Version in NCCL's numbering: 22809 is 2.28.9.
+  int version = 0;   ///< Version of the library as NCCL numbers it: 22809 is 2.28.9.
   std::string path;  ///< Path of the file that the library was loaded from.
-  /// Why this file was taken: "SPARSECAST_NCCL_LIBRARY", "already loaded by this process", "found by the loader".
+  /// Reason why this file was chosen: "SPARSECAST_NCCL_LIBRARY", "already loaded by this process", "found by the
+  /// loader".
   std::string chosen_because;
   std::vector<std::string> optional;  ///< Optional functions that the library has, for example "ncclCommShrink".
-  std::vector<std::string> absent;    ///< Optional functions that the library lacks, and that fallbacks replace.
+  std::vector<std::string> absent;    ///< Optional functions that the library lacks, so that fallbacks are used.
 };
 
 /// Returns the description of libnccl, which the first call loads: the file that the environment's
@@ -46,20 +47,22 @@ struct NcclOptions {
   std::uint64_t staging_bytes = std::uint64_t{32} << 20;
   /// Maximum number of records of one transfer; a receiver checks it before it allocates memory.
   std::uint64_t max_records = std::uint64_t{1} << 22;
-  /// Maximum bytes of all records, or all frames, of one transfer.
+  /// Maximum number of bytes of all records, or all frames, of one transfer.
   std::uint64_t max_bytes = std::uint64_t{1} << 40;
   /// Whether staging memory is allocated by ncclMemAlloc and registered, when every rank supports that.
   bool register_memory = true;
-  /// Maximum CTAs of a communicator (ncclConfig_t::maxCTAs). Also limits its NCCL channels, whose buffers are most of
-  /// the device memory that NCCL takes. 0: NCCL's choice. Must be the same on every rank, like `broadcast_ctas` and
-  /// `suspend_between_rounds`.
+  /// Maximum number of CTAs (thread blocks) of a communicator (ncclConfig_t::maxCTAs). Also limits its NCCL channels,
+  /// whose buffers are most of the device memory that NCCL takes. 0: NCCL's choice. Must be the same on every rank,
+  /// like `broadcast_ctas` and `suspend_between_rounds`.
   int max_ctas = 0;
-  /// Maximum CTAs of one broadcast, where NCCL has ncclBroadcastConfig (2.31.2) on every rank; at most `max_ctas`. 0:
-  /// as many as the communicator uses. With a limit, NCCL launches each broadcast of a round separately.
+  /// Maximum number of CTAs of one broadcast, at most `max_ctas`. It has an effect only where NCCL has
+  /// ncclBroadcastConfig (2.31.2) on every rank. 0: as many as the communicator uses. With a limit, NCCL launches each
+  /// broadcast of a round separately.
   int broadcast_ctas = 0;
-  /// Whether a round ends with ncclCommSuspend of its communicators, which frees memory of NCCL until their next use;
-  /// only where NCCL has that call on every rank (2.29.7). NCCL suspends in the background, and waits there for all
-  /// work of the device. The next use and the end of the channel first call ncclCommResume, which waits for all ranks.
+  /// Whether ncclCommSuspend is called at the end of a round for its communicators, which frees memory of NCCL until
+  /// their next use. It has an effect only where NCCL has that call on every rank (2.29.7). NCCL suspends in the
+  /// background, and waits there for all work of the device. The next use and the end of the channel first call
+  /// ncclCommResume, which waits for all ranks.
   bool suspend_between_rounds = false;
   /// Tag of the broadcasts for NCCL's profiler plug-ins (ncclCollConfig_t::userProfilerTag, 2.31.2), below 2^63. 0:
   /// none.

@@ -20,8 +20,8 @@ namespace sparsecast {
 struct StoredObject {
   std::string key;
   std::uint64_t bytes = 0;
-  std::chrono::system_clock::time_point
-      modified;  ///< Time of the last write, by the store's clock; used for ages only, never for correctness.
+  /// Time of the last write, by the store's clock; used for ages only, never for correctness.
+  std::chrono::system_clock::time_point modified;
 };
 
 /// An object that is being written in parts, and is invisible until commit(). The destructor drops an uncommitted
@@ -46,11 +46,11 @@ class SPARSECAST_API ObjectStore {
   /// Returns the location for messages and errors: "/data/log", "s3://bucket/prefix".
   virtual const std::string& location() const noexcept = 0;
 
-  /// Writes or replaces an object, which is durable on return.
+  /// Writes an object, or replaces it if it exists. The object is durable on return.
   virtual void put(const std::string& key, ConstBytes bytes) = 0;
   /// Creates an object, and returns true. Returns false when an object with that key exists already, with any content.
-  /// After a lost reply the existing object may be from this very call, so the caller must read the object back. Of any
-  /// number of racing callers at most one creates the object.
+  /// After a lost reply the existing object may be the one that this very call has created, so the caller must read the
+  /// object back. Among any number of racing callers, at most one creates the object.
   virtual bool put_if_absent(const std::string& key, ConstBytes bytes) = 0;
   /// Returns an upload that writes an object of any size. `expected_bytes` is a hint for the size of parts.
   virtual std::unique_ptr<ObjectUpload> upload(const std::string& key, std::uint64_t expected_bytes) = 0;
@@ -70,7 +70,7 @@ class SPARSECAST_API ObjectStore {
   /// Removes an object; an absent object is no error.
   virtual void remove(const std::string& key) = 0;
 
-  /// Returns this machine's wall clock, for leases and time stamps.
+  /// Returns the time of this machine's wall clock, for leases and time stamps.
   virtual std::chrono::system_clock::time_point wall_now() = 0;
 };
 
@@ -83,8 +83,9 @@ SPARSECAST_API std::unique_ptr<ObjectStore> open_directory_store(FileSystem& fs,
 struct S3Keys {
   std::string access_key;
   std::string secret_key;
-  std::string session_token;                                     ///< Empty for keys of a user, which do not expire.
-  std::optional<std::chrono::system_clock::time_point> expires;  ///< When the keys end; nullopt: never, or not known.
+  std::string session_token;  ///< Token of temporary keys; empty for a user's keys, which do not expire.
+  /// Time at which the keys expire; nullopt: never, or not known.
+  std::optional<std::chrono::system_clock::time_point> expires;
 
   friend bool operator==(const S3Keys&, const S3Keys&) = default;
 };
@@ -94,7 +95,7 @@ struct S3Keys {
 struct SPARSECAST_API S3Options {
   std::string bucket;
   std::string prefix;    ///< Prefix of every key, without a slash at either end; may be empty.
-  std::string endpoint;  ///< URL, "https://host[:port]"; empty: Amazon's for the region.
+  std::string endpoint;  ///< URL, "https://host[:port]"; empty: Amazon's endpoint for the region.
   std::string region = "us-east-1";
   /// Whether URLs are http://endpoint/bucket/key instead of http://bucket.endpoint/key. Nullopt: true when an endpoint
   /// is given.
@@ -105,43 +106,46 @@ struct SPARSECAST_API S3Options {
   std::string access_key;
   std::string secret_key;
   std::string session_token;
-  /// Reads keys, by the deadline; empty: the three above stay. It is called when there are none yet, before they end
-  /// (from 15 minutes before on), and once for a request whose keys the server refuses; from any thread, one call at a
-  /// time for each store. Error{kIo | kTimeout} has it called again until the request's deadline.
+  /// Function that returns keys by `deadline`; empty: the three fields above are the keys. It is called when the store
+  /// has no keys yet, when they expire within 15 minutes, and once for each request whose keys the server refuses. Any
+  /// thread may call it, but for each store only one call runs at a time. When it throws Error{kIo | kTimeout}, it is
+  /// called again until the request's deadline.
   std::function<S3Keys(std::chrono::steady_clock::time_point deadline)> read_keys;
-  std::string ca_bundle;  ///< Path of a file of CA certificates; empty: the system's.
-  /// TCP congestion control of the connections, such as "bbr"; it counts for uploads. Empty: SPARSECAST_CONGESTION in
-  /// the environment, else the system's default. Error{kUsage} when the store is opened if the kernel refuses it.
+  std::string ca_bundle;  ///< Path of a file of CA certificates; empty: the system's certificates.
+  /// TCP congestion control of the connections, such as "bbr"; it matters for uploads, because the sender of the data
+  /// applies it. Empty: SPARSECAST_CONGESTION in the environment, else the system's default. If the kernel refuses it,
+  /// opening the store throws Error{kUsage}.
   std::string congestion;
   bool anonymous = false;  ///< Whether requests are sent without a signature.
 
-  /// Deadline of one request including its retries; for a large object, of each part.
+  /// Maximum duration of one request including its retries; for a large object, of each of its parts.
   std::chrono::milliseconds deadline{120'000};
   std::chrono::milliseconds connect_timeout{5'000};
-  std::chrono::milliseconds stall_timeout{15'000};  ///< A transfer without progress for this time is retried.
-  std::uint64_t part_bytes = std::uint64_t{32}
-                             << 20;  ///< Bytes of one part of an upload or ranged read; at least 5 MiB.
-  int connections = 8;               ///< Number of concurrent transfers of one large object.
+  /// Time after which a transfer without progress is ended and retried.
+  std::chrono::milliseconds stall_timeout{15'000};
+  /// Bytes of one part of an upload or of a ranged read; at least 5 MiB.
+  std::uint64_t part_bytes = std::uint64_t{32} << 20;
+  int connections = 8;  ///< Number of concurrent transfers of one large object.
 
-  /// Returns the options for `location`. Processes and endpoints that give keys are not asked before the first request.
-  /// Throws Error{kUsage} for a location that is not "s3://bucket[/prefix]"; kUnauthenticated without any source of
-  /// keys; kUnsupported for a profile whose source is not asked here (SSO, roles by other profiles). `fs` must outlive
-  /// the store.
+  /// Returns the options for `location`. Programs and endpoints that issue keys are not asked for them before the first
+  /// request. Throws Error{kUsage} for a location that is not "s3://bucket[/prefix]"; kUnauthenticated when there is no
+  /// source of keys; kUnsupported for a profile whose keys come from a source that the library does not support (SSO,
+  /// roles of other profiles). `fs` must outlive the store.
   static S3Options from_environment(FileSystem& fs, const std::string& location);
 };
 
 /// Opens a store in an S3 bucket. Throws Error{kUnsupported} in a build without libcurl. put_if_absent() sends
-/// `If-None-Match: *`, to Google `x-goog-if-generation-match: 0`. Its first call tests with a key of its own whether
-/// the endpoint respects the header, and throws Error{kUnsupported} if not.
+/// `If-None-Match: *`, to Google `x-goog-if-generation-match: 0`. The first call of put_if_absent() tests with an
+/// object of its own whether the endpoint respects the header, and throws Error{kUnsupported} if not.
 SPARSECAST_API std::unique_ptr<ObjectStore> open_s3_store(const S3Options& options);
 
 /// Opens the store at `location`: "s3://bucket/prefix" with S3Options::from_environment, or a directory. `deadline`
-/// replaces that of S3Options, for callers that must not wait as long.
+/// replaces S3Options::deadline, for callers that must not wait that long.
 SPARSECAST_API std::unique_ptr<ObjectStore> open_object_store(
     FileSystem& fs, const std::string& location, std::optional<std::chrono::milliseconds> deadline = std::nullopt);
 
-/// Sends one HTTP POST of `body` as application/json. Unless the answer is 2xx, throws Error{kIo | kTimeout} with the
-/// beginning of the answer; kUnsupported in a build without libcurl.
+/// Sends one HTTP POST of `body` as application/json. Throws Error{kIo | kTimeout} with the beginning of the answer
+/// unless its HTTP status is 2xx; kUnsupported in a build without libcurl.
 SPARSECAST_API void http_post_json(const std::string& url, const std::string& body, std::chrono::milliseconds timeout);
 
 }  // namespace sparsecast

@@ -18,13 +18,13 @@ namespace sparsecast {
 class PublisherState;
 
 struct PublisherOptions {
-  StreamId stream;            ///< All zero: derived from the table's hash.
-  std::uint64_t version = 0;  ///< The version that receivers hold when the publisher is made.
+  StreamId stream;            ///< Identifier of the stream; all zero: derived from the table's hash.
+  std::uint64_t version = 0;  ///< Version that receivers hold when the publisher is made.
   EncodeOptions encode;
-  /// Highest version number that any delta of the stream has had. The next delta gets a higher number than this and
-  /// `version`.
+  /// Highest version number that any delta of the stream has had so far. The next delta gets a version number above
+  /// both this and `version`.
   std::uint64_t last_attempt = 0;
-  DetectorOptions detection;  ///< How changes are found. Not used with a detector of the caller's own.
+  DetectorOptions detection;  ///< How changes are found. Not used when the caller passes its own detector.
 };
 
 /// Publishes a trainer's weights as deltas. The base is the version that the receivers have *committed*, never one that
@@ -33,25 +33,24 @@ struct PublisherOptions {
 ///     publish() -> Delta ---- transport ----> every receiver verified it: commit(version)
 ///                                       \---> anything else:            abort(version)
 ///
-/// Every publish has a version number of its own, so that a delta whose outcome is unknown can never be mistaken for
-/// its successor. After abort, a detector's snapshot is rolled back by the inverse delta, so that the next publish
-/// covers all changes since the last commit. With a detector that overwrites the old bits (kFusedCast), the aborted
-/// delta is kept and composed with the next one, so that no change is lost. Not thread-safe; `encode.threads` are used
-/// internally.
+/// Each publish uses a new version number, so that a delta whose outcome is unknown can never be mistaken for a later
+/// one. After abort, a detector's snapshot is rolled back by the inverse delta, so that the next publish covers all
+/// changes since the last commit. With a detector that overwrites the old bits (kFusedCast), the aborted delta is kept
+/// and composed with the next one, so that no change is lost. Not thread-safe; `encode.threads` are used internally.
 class SPARSECAST_API Publisher {
  public:
   /// Takes the trainer's tensors, which are parallel to the table, and all on one device or all on the host. The caller
   /// owns them and keeps them in place while the publisher exists; `options.detection` says how changes in them are
   /// found, and what else is required of them. Unless `base_digest` is given, reads the receivers' bits (the snapshot,
-  /// or the tensors if there is none) once for the base digest. The frames of weights on a device are byte for byte
-  /// those of the CPU; zstd_level must be 0 there (Error{kUnsupported}). Throws Error{kUsage} that names the tensor for
-  /// references that do not fit the table; kUsage when the value codec needs old bits that the detection lacks;
-  /// kUnsupported that names what is missing, a device backend or device memory, or for views or masters that the
-  /// detection does not accept; and the errors of the device.
+  /// or the tensors if there is none) once for the base digest. A device makes frames with the same bytes as the CPU;
+  /// zstd_level must be 0 on a device (Error{kUnsupported}). Throws Error{kUsage} that names the tensor for references
+  /// that do not fit the table; kUsage when the value codec needs old bits that the detection lacks; kUnsupported when
+  /// a device backend or device memory is missing, which the message names, or for views or masters that the detection
+  /// does not accept; and the errors of the device.
   Publisher(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live, PublisherOptions options,
             std::optional<StateDigest> base_digest = std::nullopt);
-  /// Takes a detector of the caller's own (TileDetector), made for this table. Also throws Error{kTableMismatch} for a
-  /// detector of another table.
+  /// Publishes changes that the caller's own detector (a TileDetector) for this table finds. Throws as the constructor
+  /// above, and Error{kTableMismatch} for a detector of another table.
   Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector, PublisherOptions options,
             std::optional<StateDigest> base_digest = std::nullopt);
   ~Publisher();
@@ -70,11 +69,11 @@ class SPARSECAST_API Publisher {
   /// there. The publisher owns the delta, which is valid until commit or abort. Requires a device detector
   /// (Error{kUsage}).
   const DeviceDelta& publish_on_device(CUevent_st* weights_ready = nullptr);
-  /// Makes the pending delta, which has this version number, the base. Call it after every receiver has verified the
+  /// Makes `version`, which is that of the pending delta, the new base. Call it after every receiver has verified the
   /// delta.
   void commit(std::uint64_t version);
-  /// Drops the pending delta, which has this version number, when it has failed or its outcome is unknown. The base
-  /// stays.
+  /// Drops the pending delta, whose version is `version`, because it has failed or its outcome is unknown. The base
+  /// stays the same.
   ///
   /// If the device fails while commit() or abort() updates its snapshot, the error is thrown, the commit or abort
   /// holds, and every later publish throws Error{kDirty}.

@@ -47,26 +47,28 @@ namespace sparsecast {
 enum class QuantElement : std::uint8_t {
   kE4M3,  ///< fp8 numbers without infinities.
   kE2M1,  ///< fp4 numbers: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign.
-  kInt4,  ///< Integers from -8 to 7, stored plus 8.
+  kInt4,  ///< Integers from -8 to 7; the stored bits are the integer plus 8.
 };
 
 /// Format of scales.
 enum class QuantScale : std::uint8_t {
   kF32,
   kBF16,
-  kE4M3,  ///< An fp8 number that holds scale * global scale; element = code * held scale / global scale.
-  kE8M0,  ///< One byte that stands for 2^(byte - 127); 255 is NaN.
+  /// An fp8 number that holds the block's scale times the global scale; element = code * this number / global scale.
+  kE4M3,
+  kE8M0,  ///< A power of two in one byte: 2^(byte - 127); 255 is NaN.
 };
 
-/// How the quotient amax / M is rounded to a scale. Scales of kE8M0 are powers of two only, and scales of kE4M3 need
-/// kNearest.
+/// How the quotient amax / M is rounded to a scale; M is 448 for kE4M3 elements, 6 for kE2M1 and 7.5 for kInt4. Scales
+/// of kE8M0 are powers of two only, and scales of kE4M3 need kNearest.
 enum class ScaleRounding : std::uint8_t {
   kNearest,  ///< Rounds to the nearest number of the scale's format, ties to even.
-  /// Takes 2^(floor(log2 amax) - floor(log2 M)): OCP MX 1.0, section 6.3. The greatest elements may saturate.
+  /// Takes 2^(floor(log2 amax) - floor(log2 M)), as OCP MX 1.0, section 6.3, does. The greatest elements may saturate.
   kPowerFloor,
-  /// Rounds the mantissa of amax to one bit after the point, then does as kPowerFloor: compressed-tensors' observers.
+  /// Rounds the mantissa of amax to one bit after the point, then does what kPowerFloor does, as the observers of
+  /// compressed-tensors do.
   kPowerRound,
-  /// Takes the least power of two that is not below amax / M, so that nothing saturates: DeepGEMM, vLLM.
+  /// Takes the least power of two that is not below amax / M, so that nothing saturates, as DeepGEMM and vLLM do.
   kPowerUp,
 };
 
@@ -85,7 +87,7 @@ struct QuantFormat {
 /// The part of a matrix that a rank holds. Pairs are {rows, columns}. When the format has elements of 4 bits, numbers
 /// of columns are multiples of 8.
 struct MatrixShard {
-  std::string name;                       ///< Name used in errors.
+  std::string name;                       ///< Name of the matrix, used in errors.
   DType dtype = DType::kBF16;             ///< Dtype of the source: kBF16, kF16 or kF32.
   std::array<std::uint64_t, 2> shape{};   ///< Shape of the whole matrix, in elements.
   std::array<std::uint64_t, 2> offset{};  ///< Position, in the whole matrix, of the first element of the shard.
@@ -112,7 +114,8 @@ struct QuantizedShard {
   std::byte* elements = nullptr;
   /// One scale for each block of block_grid(shard), row-major, of 4, 2 or 1 bytes (QuantFormat::scale).
   void* scales = nullptr;
-  /// One number, for kE4M3 scales only. It is read, unless GivenAmax::tensor is given: then it is written.
+  /// The global scale, one number, for kE4M3 scales only. quantize() reads it, but when GivenAmax::tensor is given,
+  /// quantize() computes and writes it.
   float* global_scale = nullptr;
 };
 
@@ -120,15 +123,16 @@ struct QuantizedShard {
 /// negative or NaN count as 0. So do infinities, except for blocks of 4-bit elements, where an infinity means that an
 /// element is not finite.
 struct GivenAmax {
-  /// One amax for each block of block_grid(shard), row-major, used instead of those of the shard's own elements.
+  /// One amax for each block of block_grid(shard), row-major, used instead of the amax of the shard's own elements.
   const float* blocks = nullptr;
   /// One number: the amax of the whole matrix, from which global_scale = 448 * M / amax is computed.
   const float* tensor = nullptr;
 };
 
 /// Returns the blocks that a shard touches. Throws Error{kUsage} that names the shard when it does not lie in its
-/// matrix, has a block extent of 0, numbers of columns that 4-bit elements do not allow, or strides but not 2 of them;
-/// {kUnsupported} for another dtype, or for formats of element, scale and rounding that cannot be combined.
+/// matrix, a block extent is 0, a number of columns is not allowed for 4-bit elements, or there is another number of
+/// strides than 0 or 2; {kUnsupported} for another dtype, or for formats of element, scale and rounding that cannot be
+/// combined.
 SPARSECAST_API BlockGrid block_grid(const MatrixShard& shard);
 
 /// The functions below check the shard as block_grid does, and throw Error{kUsage} for null pointers. `source` is the
@@ -142,15 +146,15 @@ SPARSECAST_API void block_amax(const MatrixShard& shard, const void* source, flo
 
 /// Quantises a shard, and writes the results to `out`. Without `amax.blocks` the shard must hold whole blocks:
 /// otherwise throws Error{kUsage} that names the shard and the edge that cuts a block. A global scale that is not
-/// positive and finite counts as 1.
+/// positive and finite is replaced by 1.
 SPARSECAST_API void quantize(const MatrixShard& shard, const void* source, const QuantizedShard& out,
                              const GivenAmax& amax = {}, int threads = 1);
 
-/// Does the same as block_amax on the current device, on memory that the device can access, aligned to its elements
-/// (Error{kUsage}). Enqueues one kernel on `cuda_stream` (null: the default stream) and returns without waiting or
-/// allocating; the memory must stay unchanged until the kernel has run. Rows are read several elements at a time where
-/// strides, offset and alignment allow it. Throws Error{kUnsupported} in a build without the device backend or without
-/// a device, {kDevice} when the launch fails.
+/// Does the same as block_amax on the current device, on memory that the device can access, aligned to the size of an
+/// element (Error{kUsage}). Enqueues one kernel on `cuda_stream` (null: the default stream) and returns without waiting
+/// or allocating; the memory must stay unchanged until the kernel has run. Rows are read several elements at a time
+/// where strides, offset and alignment allow it. Throws Error{kUnsupported} in a build without the device backend or
+/// without a device, {kDevice} when the launch fails.
 SPARSECAST_API void device_block_amax(const MatrixShard& shard, const void* d_source, float* d_amax,
                                       CUstream_st* cuda_stream);
 /// Does the same as quantize on the current device, with the rules of device_block_amax. Elements of 4 bits are written

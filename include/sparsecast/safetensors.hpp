@@ -17,18 +17,19 @@
 
 namespace sparsecast {
 
-/// Reads contiguous host tensors piece by piece, from memory or from files. That memory, or those files, must outlive
-/// the reader and its copies.
+/// Reads contiguous host tensors piece by piece, from memory or from files. The memory or the files must outlive the
+/// reader and its copies.
 class SPARSECAST_API TensorReader {
  public:
   /// Function that fills `room` with the bytes of tensor number `tensor` from `begin_byte` on. May run concurrently.
   using Read = std::function<void(std::size_t tensor, std::uint64_t begin_byte, MutableBytes room)>;
 
-  /// Reads tensors that lie in memory. Implicit, so that they can be passed where a reader is expected.
+  /// Makes a reader of tensors that lie in memory; tensor i is tensors[i]. Implicit, so that tensors can be passed
+  /// where a reader is expected.
   TensorReader(std::span<const ConstBytes> tensors);    // NOLINT(google-explicit-constructor)
   TensorReader(const std::vector<ConstBytes>& tensors)  // NOLINT(google-explicit-constructor)
       : TensorReader(std::span<const ConstBytes>(tensors)) {}
-  /// Reads the tensors of a table by `read`.
+  /// Makes a reader of the tensors of a table, which calls `read` for their bytes.
   TensorReader(const TensorTable& table, Read read);
 
   std::size_t size() const noexcept { return bytes_.size(); }  ///< Returns the number of tensors.
@@ -55,7 +56,7 @@ struct SPARSECAST_API SafetensorsHeader {
   static constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
   std::vector<SafetensorsEntry> entries;        ///< Tensors of the file, in the order of their offsets.
-  std::map<std::string, std::string> metadata;  ///< Content of the header's `__metadata__`.
+  std::map<std::string, std::string> metadata;  ///< Content of the object `__metadata__` in the header.
   std::uint64_t data_begin = 0;  ///< Offset, in the file, of the data part: 8 + the length of the JSON header.
 
   /// Parses and validates: length, JSON, no duplicate names, known dtypes, no overflow, offsets that tile the data part
@@ -78,9 +79,9 @@ struct SPARSECAST_API SafetensorsHeader {
                                           const std::map<std::string, std::string>& metadata);
 };
 
-/// Returns the spec of the same bytes as pairs of 4-bit numbers: U8 and I8 keep their shape, I32 gets the bytes of its
-/// words as a new last dimension. Returns nullopt for other dtypes, for I32 that already has TensorTable::kMaxRank
-/// dimensions, and when `pairs` is not kI4X2 or kF4X2.
+/// Returns the spec of a tensor with the same bytes whose dtype is `pairs`, pairs of 4-bit numbers. U8 and I8 keep
+/// their shape; I32 gets a new last dimension of 4, the bytes of a word. Returns nullopt for other dtypes, for I32 that
+/// already has TensorTable::kMaxRank dimensions, and when `pairs` is not kI4X2 or kF4X2.
 SPARSECAST_API std::optional<TensorSpec> as_pairs(const TensorSpec& spec, DType pairs);
 
 /// Function that returns the dtype, kI4X2 or kF4X2, of the pairs of 4-bit numbers that a tensor holds. Returns nullopt
@@ -107,7 +108,8 @@ class SPARSECAST_API Checkpoint {
   std::vector<std::byte> tensor(std::size_t i) const;
   /// Returns a reader of all tensors. The Checkpoint must outlive the reader.
   TensorReader reader() const;
-  /// Gives `table()` pairs of 4-bit numbers that the files do not declare, by with_pairs(); the files stay as they are.
+  /// Declares that some tensors hold pairs of 4-bit numbers, which the files do not say: changes their dtypes and
+  /// shapes in `table()` by with_pairs(). Does not change the files.
   void declare(const PairsOf& pairs_of) { table_ = with_pairs(table_, pairs_of); }
 
   struct FilePart {
@@ -116,12 +118,13 @@ class SPARSECAST_API Checkpoint {
     std::shared_ptr<File> file;
   };
   struct Location {
-    std::size_t file = 0;     ///< Index into files().
+    std::size_t file = 0;     ///< Index of the file in files().
     std::uint64_t begin = 0;  ///< Offset, in that file, of the tensor's first byte.
   };
   const std::vector<FilePart>& files() const noexcept { return files_; }
   const Location& location(std::size_t i) const { return locations_[i]; }
-  /// Returns true when `path` was a directory; `index_json()` is then the index file's text (empty if there was none).
+  /// Returns true when the opened path is a directory; index_json() is then the text of its index file (empty if there
+  /// is none).
   bool sharded() const noexcept { return sharded_; }
   const std::string& index_json() const noexcept { return index_json_; }
 
@@ -166,8 +169,8 @@ struct TensorPatches {
     std::uint64_t count = 0;
   };
   std::vector<Head> heads;
-  /// Function that reads patch n, that of heads[n], into `room`, and returns it; the result refers to `room`. May run
-  /// concurrently. Throws Error{kIo}.
+  /// Function that reads patch number n, which heads[n] describes, into `room`, and returns it. The result points into
+  /// `room`. May run concurrently. Throws Error{kIo}.
   std::function<TensorPatch(std::size_t n, std::vector<std::byte>& room)> read;
 };
 
@@ -182,10 +185,11 @@ class SPARSECAST_API SparseStep {
   /// name, another dtype, counts that differ, or an index out of range or out of order.
   static SparseStep open(FileSystem& fs, const std::string& path, const TensorTable& base);
 
-  /// Returns the patches, whose tensors are indices into the base's table. The SparseStep must outlive them.
+  /// Returns the patches. TensorPatch::tensor is an index into the table `base`. The SparseStep must outlive the
+  /// patches.
   TensorPatches patches() const;
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
-  /// Writes the values into `tensors` (parallel to the base's table); returns the number of elements written.
+  /// Writes the values into `tensors` (parallel to the table `base`), and returns the number of elements written.
   std::uint64_t apply(std::span<const MutableBytes> tensors) const;
 
  private:

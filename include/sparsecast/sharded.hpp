@@ -23,8 +23,8 @@
 
 namespace sparsecast {
 
-/// Function that opens the channels of the plan's groups that have the calling rank of `world` as a member. The result
-/// is parallel to plan.groups(), with null for all other groups. Collective over the world.
+/// Function that opens a channel for each of the plan's groups of which the calling rank is a member. The result is
+/// parallel to plan.groups(), and null for groups without this rank. All ranks of `world` must call it.
 using GroupOpener = std::function<std::vector<std::unique_ptr<Transport>>(ControlChannel& world, const FanoutPlan& plan,
                                                                           Deadline deadline)>;
 
@@ -42,17 +42,20 @@ SPARSECAST_API GroupOpener open_mpi_groups(const void* communicator = nullptr);
 SPARSECAST_API GroupOpener open_nccl_groups(const NcclOptions& options);
 
 struct ShardedOptions {
-  StreamId stream;            ///< All zero: derived from the tensors. The same on every rank.
-  std::uint64_t version = 0;  ///< Version that the memory holds now.
+  StreamId stream;            ///< Identifier of the stream, the same on every rank; all zero: derived from the tensors.
+  std::uint64_t version = 0;  ///< Version of the weights that the memory holds now.
   EncodeOptions encode;       ///< Publisher: options of the encoder.
-  PlanOptions plan;           ///< All ranks use the options of trainer rank 0's publisher.
-  /// Publisher of tensors in device memory: keeps the snapshot (for masters, the snapshot of their cast) in pinned host
-  /// memory, for trainers without spare device memory. The kernels read the snapshot there and write changed elements
-  /// to it, so each sync brings all its bytes over the bus. Error{kUsage} for tensors in host memory.
+  PlanOptions plan;           ///< Options of the plan; all ranks use those that trainer rank 0 has set.
+  /// Publisher with tensors in device memory: whether the snapshot (for masters, the snapshot of their cast) is in
+  /// pinned host memory, for trainers without spare device memory. The kernels read the snapshot there and write
+  /// changed elements to it, so each sync moves all bytes of the snapshot over the bus. Error{kUsage} for tensors in
+  /// host memory.
   bool pinned_snapshot = false;
-  int threads = 1;                          ///< Subscriber: threads for apply and digests; 0: all cores.
-  std::uint32_t audit_versions = 64;        ///< Subscriber: SubscriberOptions::audit_versions.
-  std::chrono::microseconds audit_time{0};  ///< Subscriber: SubscriberOptions::audit_time.
+  int threads = 1;  ///< Subscriber: number of host threads for apply and digests; 0: all cores.
+  /// Subscriber: number of audit_next() calls in which all its tensors are read once; 0: no audit.
+  std::uint32_t audit_versions = 64;
+  /// Subscriber: average time that an audit_next() call may take; 0: no limit.
+  std::chrono::microseconds audit_time{0};
   /// Subscriber: true when the memory holds no version yet; the trainer then seeds it in the next regroup().
   bool needs_anchor = false;
   /// Publisher: whether to fill in ShardedReport::tensors and blocks_by_codec, which reads the directory entry of every
@@ -60,13 +63,13 @@ struct ShardedOptions {
   bool report_tensors = false;
 };
 
-/// Statistics of the elements of a canonical tensor that a rank has sent. Elements sent in several deltas, for engines
-/// with different cuts, count in each.
+/// Statistics of the elements of one canonical tensor that a rank has sent. Elements that were sent in several deltas,
+/// for engines with different cuts, are counted once for each delta.
 struct SentTensor {
   std::string name;
   std::uint64_t elements = 0;  ///< Number of elements in the boxes that this rank sends.
   std::uint64_t changed = 0;
-  std::uint64_t bytes = 0;  ///< Bytes of the tensor's directory entries and payloads.
+  std::uint64_t bytes = 0;  ///< Bytes of the tensor's blocks: directory entries and payloads.
   /// Number of blocks sent whole (kDense) because their changes alone would take more bytes.
   std::uint64_t dense_blocks = 0;
   std::uint64_t blocks = 0;
@@ -79,7 +82,7 @@ struct ShardedReport {
   std::uint64_t applied = 0;  ///< Number of elements in the deltas that this rank applied.
   /// Bytes of the deltas that this rank sent; each delta counts once for any number of receivers.
   std::uint64_t sent_bytes = 0;
-  std::uint64_t received_bytes = 0;  ///< Bytes of deltas for this rank.
+  std::uint64_t received_bytes = 0;  ///< Bytes of the deltas that this rank received for itself.
   /// Bytes of deltas for other members of a channel, which this rank received and dropped.
   std::uint64_t foreign_bytes = 0;
   // The first three times overlap, so that their sum may exceed the total.
@@ -87,7 +90,7 @@ struct ShardedReport {
   /// Time in transfers and in waits for other ranks, but not in waits for this rank's own encoding.
   double wire_seconds = 0;
   double stage_seconds = 0;  ///< Time for which received records were verified.
-  double apply_seconds = 0;  ///< Time of the pause, in which deltas were applied.
+  double apply_seconds = 0;  ///< Seconds of the pause, in which deltas were applied.
   double total_seconds = 0;
   /// Number of blocks sent with each codec (report_tensors only); the index is a PositionCodec.
   std::uint64_t blocks_by_codec[6] = {};
@@ -95,7 +98,7 @@ struct ShardedReport {
 };
 
 /// Publishes the shards of one trainer rank. Not thread-safe. sync() encodes routes ahead of their transfers in a
-/// thread of its own, which has ended when it returns; all calls of the channels are made by the calling thread.
+/// second thread, which has ended when sync() returns; all calls of the channels are made by the calling thread.
 ///
 ///     regroup() --> sync() --> sync() --> ... --> regroup() whenever an engine joins, leaves, dies or changes its cut
 class SPARSECAST_API ShardedPublisher {
@@ -103,30 +106,30 @@ class SPARSECAST_API ShardedPublisher {
   /// `local[i]` is layout.ranks()[rank].tensors[i]: contiguous, of any shape with the layout's number of elements, all
   /// on the host or all on one device; the caller owns it and keeps it in place. It has the layout's dtype. Where that
   /// is bf16, it may instead be the tensor's fp32 master, with the same layout: engines then get the master's cast (as
-  /// make_detector casts), and the snapshot is the only copy of the cast that the rank keeps. `layout` is that of the
-  /// whole trainer, the same on all its ranks. The first regroup() copies, or casts, the tensors that this rank sends
-  /// into the snapshot, in the same kind of memory unless options.pinned_snapshot; at that time the tensors must hold
-  /// options.version.
+  /// make_detector casts), and the snapshot is the only copy of the cast that the rank keeps. `layout` is the layout of
+  /// the whole trainer, the same on all its ranks. The first regroup() copies, or casts, the tensors that this rank
+  /// sends into the snapshot, in the same kind of memory unless options.pinned_snapshot; at that time the tensors must
+  /// hold options.version.
   ///
-  /// On a device, all work is enqueued on `device.cuda_stream`, or, when that is null, on one stream of the object for
-  /// all routes. When regroup() or sync() is called, writes to the tensors must be complete or enqueued earlier on that
+  /// On a device, all work is enqueued on `device.cuda_stream`, or, when it is null, on a stream that this object
+  /// creates. When regroup() or sync() is called, writes to the tensors must be complete or enqueued earlier on that
   /// stream, and the tensors must stay unchanged until the call returns. Several threads enqueue on the stream, so
   /// cudaStreamPerThread, which differs between threads, is Error{kUsage}. No wait for the device is longer than
   /// `device.deadline`.
   ///
   /// Throws Error{kUsage} that names the rank and the tensor for memory that does not fit; Error{kUnsupported} without
-  /// a device backend or a device, and for options.encode.zstd_level other than 0 on one.
+  /// a device backend or a device, and for tensors on a device when options.encode.zstd_level is not 0.
   ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<TensorRef> local,
                    ShardedOptions options, const DeviceOptions& device = {});
   ~ShardedPublisher();
   ShardedPublisher(ShardedPublisher&&) noexcept;
   ShardedPublisher& operator=(ShardedPublisher&&) noexcept;
 
-  /// Forms the group, collectively over `world`, which has all ranks of the trainer and of all engines in any order;
-  /// replaces the previous group. Exchanges the layouts, settles a sync whose outcome is unknown, makes the plan, opens
-  /// the channels, seeds the engines that have no anchor or another version, and verifies that every destination holds
-  /// the committed version. Throws the errors of the plan, the control channel and the transports, and
-  /// Error{kGroupMismatch | kWrongBase | kDigestMismatch} that names the rank, or the engine; the committed version
+  /// Forms the group of all ranks of `world`, which are those of the trainer and of all engines in any order; replaces
+  /// the previous group. All ranks must call it. Exchanges the layouts, settles a sync whose outcome is unknown, makes
+  /// the plan, opens the channels, seeds the engines that have no anchor or another version, and verifies that every
+  /// destination holds the committed version. Throws the errors of the plan, the control channel and the transports,
+  /// and Error{kGroupMismatch | kWrongBase | kDigestMismatch} that names the rank, or the engine; the committed version
   /// stands then, and regroup() can be called again.
   ///
   /// Elements that the layout describes in several places, on one rank or on several, are copies; only one of them is
@@ -136,9 +139,9 @@ class SPARSECAST_API ShardedPublisher {
   /// place cost nothing.
   void regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open, std::chrono::milliseconds timeout);
 
-  /// Brings the current weights to every engine, collectively over the world. When it throws, no rank has committed the
-  /// new version and the group is broken: call regroup() with the remaining ranks. It throws the error of this rank,
-  /// kPeerFailed (naming a failed rank and its message), kDigestMismatch (naming an engine), or kTimeout.
+  /// Brings the current weights to every engine. All ranks of the world take part. When it throws, no rank has
+  /// committed the new version and the group is broken: call regroup() with the remaining ranks. It throws the error of
+  /// this rank, kPeerFailed (naming a failed rank and its message), kDigestMismatch (naming an engine), or kTimeout.
   ShardedReport sync(std::chrono::milliseconds timeout);
 
   /// Returns the group's plan. Throws Error{kUsage} before the first regroup().
@@ -147,8 +150,8 @@ class SPARSECAST_API ShardedPublisher {
   /// Returns the digest of the canonical tensors at the last committed version. `sparsecast digest` prints the same
   /// digest for a checkpoint of these tensors.
   const StateDigest& digest() const noexcept;
-  /// Returns the size of the snapshot in bytes. The snapshot is the only copy that the publisher keeps of the tensors,
-  /// in the same kind of memory unless options.pinned_snapshot.
+  /// Returns the size of the snapshot in bytes. The snapshot is the only copy of the tensors that the publisher keeps.
+  /// It is in the same kind of memory as the tensors, unless options.pinned_snapshot is true.
   std::uint64_t snapshot_bytes() const noexcept;
 
  private:
@@ -161,18 +164,19 @@ class SPARSECAST_API ShardedPublisher {
 /// their own, which has ended when they return; all calls of the channels are made by the calling thread.
 class SPARSECAST_API ShardedSubscriber {
  public:
-  /// Arguments are those of ShardedPublisher, but `local` has no masters; `engine` names the engine, whose ranks share
-  /// the layout. While regroup() or sync() runs, nothing else may read or write the tensors, except work that was
-  /// enqueued on the stream before the call. When sync() returns, the new version has been verified, and work enqueued
-  /// afterwards on any stream sees it. `options.threads` is for the host.
+  /// `engine` is the name of the engine, `layout` the layout of all its ranks, and `rank` the index of this rank in it.
+  /// `local[i]` is layout.ranks()[rank].tensors[i], with the rules of ShardedPublisher, but no fp32 masters. Throws as
+  /// ShardedPublisher does. While regroup() or sync() runs, nothing else may read or write the tensors, except work
+  /// that was enqueued on the stream before the call. When sync() returns, the new version has been verified, and work
+  /// enqueued afterwards on any stream sees it. `options.threads` counts threads for work on the host.
   ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                     std::vector<TensorRef> local, ShardedOptions options, const DeviceOptions& device = {});
   ~ShardedSubscriber();
   ShardedSubscriber(ShardedSubscriber&&) noexcept;
   ShardedSubscriber& operator=(ShardedSubscriber&&) noexcept;
 
-  /// Forms the group, as ShardedPublisher::regroup. If it fails while the rank is being seeded, its memory is partly
-  /// written, and the next regroup() seeds it again.
+  /// Forms the group, with the rules and errors of ShardedPublisher::regroup. If it fails while the rank is being
+  /// seeded, its memory is partly written, and the next regroup() seeds it again.
   void regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open, std::chrono::milliseconds timeout);
   /// Replaces the layout and the local tensors of this rank, for an engine that has moved experts and their weights
   /// between its ranks. regroup() must follow before the next sync(). Throws Error{kUsage} while the outcome of a
@@ -180,16 +184,16 @@ class SPARSECAST_API ShardedSubscriber {
   void replace(std::shared_ptr<const Layout> layout, std::vector<TensorRef> local, const DeviceOptions& device = {});
 
   /// Brings this rank to the trainer's current weights. Collective: all ranks of the world take part, those of the
-  /// trainer by ShardedPublisher::sync, whose errors this throws, too. When it throws, the rank holds its old version,
-  /// or one whose outcome is unknown until the next regroup() settles it.
+  /// trainer by ShardedPublisher::sync. Throws the same errors as that function. When it throws, the rank holds its old
+  /// version, or a version whose outcome is unknown until the next regroup() settles it.
   ShardedReport sync(std::chrono::milliseconds timeout);
   /// Performs the first half of sync(), during which an engine may continue to generate: returns when every rank of the
-  /// world has sent or staged everything. Live memory is only read. Fails as sync(). Different threads may call it, one
-  /// at a time; with NCCL channels only the thread that called regroup() may.
+  /// world has sent or staged everything. The weights are not written. Throws as sync() does. Different threads may
+  /// call it, one at a time; with NCCL channels only the thread that called regroup() may.
   void receive(std::chrono::milliseconds timeout);
-  /// Performs the second half of sync(), which is the pause: writes, verifies, and waits for every engine and the
-  /// decision. The trainer's sync() waits for it within its own timeout. Throws Error{kUsage} without a receive()
-  /// before it, and fails as sync().
+  /// Performs the second half of sync(), which is the pause: writes the weights, verifies them, and waits for every
+  /// engine and for the decision. The trainer's sync() waits for this call within its own timeout. Throws Error{kUsage}
+  /// without a receive() before it, and the errors of sync().
   ShardedReport apply(std::chrono::milliseconds timeout);
 
   /// Returns the version that this rank has applied and verified without hearing whether it was committed; 0: none. The
@@ -206,9 +210,11 @@ class SPARSECAST_API ShardedSubscriber {
   /// regroup() seeds it then.
   void settle(bool committed);
 
-  /// Performs one step of the rolling audit of this rank's memory, as Subscriber::audit_next. Returns the bytes read.
+  /// Performs one step of the rolling audit of this rank's memory, with the rules and errors of Subscriber::audit_next.
+  /// Returns the number of bytes read.
   std::uint64_t audit_next();
-  /// Audits all of this rank's memory, as Subscriber::audit.
+  /// Reads all tensors of this rank and compares their digests with the expected ones, as Subscriber::audit does.
+  /// Throws Error{kDirty} when they differ.
   void audit();
 
   const FanoutPlan& plan() const;
@@ -221,8 +227,8 @@ class SPARSECAST_API ShardedSubscriber {
 };
 
 /// A rank of the world that belongs to the trainer and to an engine at once. Data that the rank sends to itself stays
-/// in the process. The publisher and the subscriber must outlive this object, and their own regroup() and sync() must
-/// not be called.
+/// in the process. Its regroup() and sync() take the place of the functions of publisher and subscriber with these
+/// names, which must not be called. Both must outlive this object.
 class SPARSECAST_API ColocatedRank {
  public:
   ColocatedRank(ShardedPublisher& publisher, ShardedSubscriber& subscriber)

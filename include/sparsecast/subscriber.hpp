@@ -18,9 +18,9 @@ namespace sparsecast {
 class SubscriberState;
 
 struct SubscriberOptions {
-  StreamId stream;            ///< All zero: derived from the table's hash.
-  std::uint64_t version = 0;  ///< The version that the live tensors hold now.
-  int threads = 1;            ///< Threads for apply and digests; 0: all cores.
+  StreamId stream;            ///< Identifier of the stream; all zero: derived from the table's hash.
+  std::uint64_t version = 0;  ///< Version that the live tensors hold now.
+  int threads = 1;            ///< Number of host threads for apply and digests; 0: all cores.
   /// Number of audit_next() calls in which the whole state is read once; 0 disables the audit.
   std::uint32_t audit_versions = 64;
   /// Time that an audit_next() call may take on average, estimated from the speed of earlier calls. If needed, the
@@ -32,17 +32,17 @@ struct SubscriberOptions {
 
 struct ApplyReport {
   std::uint64_t version = 0;
-  std::uint64_t changed = 0;  ///< Number of elements that the delta names.
+  std::uint64_t changed = 0;  ///< Number of elements that the delta lists as changed.
   StateDigest digest;         ///< Verified digest of the tensors at `version`.
 };
 
-/// Order of an apply on a device relative to the engine's own streams.
+/// Events that order an apply on a device relative to work on the engine's own streams.
 struct ApplyOrder {
   /// Event that must complete before the first write, such as the engine's last read of the old weights; null: writes
   /// start at once.
   CUevent_st* after = nullptr;
-  /// Event, of the tensors' device, that apply() records after the last write, so that streams of the engine can wait
-  /// for it; null: none. Streams may wait on it before apply() returns, but the version is verified only when apply()
+  /// Event on the tensors' device that apply() records after the last write, so that streams of the engine can wait for
+  /// it; null: none. Streams may wait on it before apply() returns, but the version is verified only when apply()
   /// returns.
   CUevent_st* written = nullptr;
 };
@@ -69,8 +69,8 @@ class SPARSECAST_API Subscriber {
   /// The caller owns them and keeps them in place while the subscriber exists. They may be views of larger memory:
   /// nothing outside their elements is written. `device` configures work on a device, `options.threads` work on the
   /// host. Reads all tensors once for the digest. Throws Error{kUsage} that names a tensor that does not fit the table,
-  /// or whose elements overlap by a stride of 0; Error{kUnsupported} without a device backend or a device, or when the
-  /// device's memory does not suffice.
+  /// or whose elements overlap because of a stride of 0; Error{kUnsupported} without a device backend or a device, or
+  /// when the device's memory does not suffice.
   Subscriber(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live, SubscriberOptions options,
              const DeviceOptions& device = {});
   ~Subscriber();
@@ -83,18 +83,18 @@ class SPARSECAST_API Subscriber {
   /// are verified as frames arrive, but blocks only with the last record: that call may throw for any frame, and the
   /// delta must be staged again.
   void stage(ConstBytes record);
-  /// Stages all records of a delta.
+  /// Stages all records of a delta that is in memory; throws as the function above.
   void stage(const Delta& delta);
   /// Stages all frames of the delta whose header has been staged. `frames` are in device memory and in order of
-  /// sequence; header and commit records are staged by stage(). The frames are read after the work that is on
-  /// `cuda_stream` now (null: they are complete already). The frames must stay unchanged until the next header is
-  /// staged or the subscriber is destroyed, because an undo needs them. Requires tensors on the device (Error{kUsage});
-  /// other errors are those of stage().
+  /// sequence; header and commit records are staged by stage(). The frames are read after all work that is on
+  /// `cuda_stream` at the call (null: the frames are complete already). The frames must stay unchanged until the next
+  /// header is staged or the subscriber is destroyed, because an undo needs them. Requires tensors on the device
+  /// (Error{kUsage}); other errors are those of stage().
   void stage_frames(std::vector<DeviceRecord> frames, CUstream_st* cuda_stream = nullptr);
-  /// Returns memory for `bytes` bytes of frames, into which transports receive. It is on the host or the device that
-  /// holds the tensors, on a device 256-byte aligned, and valid until the next call. Drops staged records and the data
-  /// for undo_last(), which use the same memory. Throws Error{kCorrupt} for more bytes than a delta of the table can
-  /// have.
+  /// Returns memory for `bytes` bytes of frames, into which transports receive. The memory is on the host or the device
+  /// that holds the tensors, on a device aligned to 256 bytes, and valid until the next call of this function. Drops
+  /// staged records and the data for undo_last(), which use the same memory. Throws Error{kCorrupt} for more bytes than
+  /// a delta of the table can have.
   std::byte* reserve_frames(std::uint64_t bytes);
   /// Returns true when all frames that the commit record lists have been staged and are consistent.
   bool ready() const noexcept;
@@ -116,18 +116,20 @@ class SPARSECAST_API Subscriber {
   /// undo_last() cannot roll this apply back. On a device, `order` applies to the loader's writes.
   ApplyReport apply_nan_masked(const NanMaskedLoader& load, const ApplyOrder& order = {});
 
-  /// Rolls the last applied delta back to the version before it, for an engine group in which another rank failed.
-  /// Possible once, until the next stage(). Throws Error{kUsage} when there is no delta to roll back.
+  /// Takes the last applied delta back, so that the tensors hold the version before it, for an engine group in which
+  /// another rank failed. Possible once after each apply(), and only before the next stage(). Throws Error{kUsage} when
+  /// there is no delta to take back, and kDirty when the result cannot be verified.
   void undo_last();
 
   /// Performs one step of a rolling audit; call it after each version when the engine runs again. Reads some tensors,
-  /// in turn, and compares their digests with the running ones. A flipped bit that no delta touches is thus found
-  /// within `audit_versions` calls, or within the calls that `audit_time` needs. Tensors are read whole: a tensor that
-  /// takes longer than one call may take is read once earlier calls have left enough time. Returns the bytes read.
-  /// Throws Error{kDirty} that names the tensor, and marks the subscriber dirty.
+  /// in turn, and compares their digests with the digests that the applied deltas lead to. A flipped bit that no delta
+  /// touches is thus found within `audit_versions` calls, or within the calls that `audit_time` needs. Tensors are read
+  /// whole: a tensor that takes longer than one call may take is read once earlier calls have left enough time. Returns
+  /// the number of bytes read. When a digest differs, throws Error{kDirty} that names the tensor, and marks the
+  /// subscriber dirty.
   std::uint64_t audit_next();
-  /// Reads every byte of all tensors and compares their digests with the running ones. Throws Error{kDirty} that names
-  /// the first tensor that differs, and marks the subscriber dirty.
+  /// Reads every byte of all tensors and compares their digests with the digests that the applied deltas lead to.
+  /// Throws Error{kDirty} that names the first tensor that differs, and marks the subscriber dirty.
   void audit();
   /// Accepts the live tensors as `version`, after the caller has written an anchor into them, and clears dirty(). When
   /// their digest is not `expected`, throws Error{kDigestMismatch}, and the subscriber is dirty. Drops staged records.

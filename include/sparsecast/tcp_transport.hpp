@@ -17,15 +17,15 @@ namespace sparsecast {
 
 /// One address of one network interface of this machine.
 struct NetworkInterface {
-  std::string name;     ///< Name, such as "eth0".
-  std::string address;  ///< Address, such as "10.0.0.7" or "fe80::1%eth0".
+  std::string name;     ///< Name of the interface, such as "eth0".
+  std::string address;  ///< Numeric address, such as "10.0.0.7" or "fe80::1%eth0".
   bool ipv6 = false;
   bool up = false;
   bool loopback = false;
   bool link_local = false;  ///< Whether the address is IPv6 link-local, so that it is usable only on one link.
   /// Whether the name looks like a container's bridge or a virtual pair (docker, veth, virbr, cni, br-).
   bool bridge = false;
-  long megabits = -1;  ///< Speed of the link in Mbit/s; -1 when the kernel does not say.
+  long megabits = -1;  ///< Speed of the link in Mbit/s; -1 when the kernel does not report it.
 };
 
 /// Returns all interfaces with an address, in the kernel's order.
@@ -33,20 +33,22 @@ SPARSECAST_API std::vector<NetworkInterface> network_interfaces();
 
 struct InterfaceChoice {
   NetworkInterface interface;
-  std::string reason;  ///< Why this interface was chosen: "the route to 10.0.0.1 leaves through it".
+  std::string reason;  ///< Reason why this interface was chosen, such as "the route to 10.0.0.1 leaves through it".
 };
 
-/// Returns the interface to use. `wanted` is the name or address of an interface. When it is empty, the choice is the
-/// interface through which the kernel reaches `peer_host` (numeric) or, when that is empty as well, the first that is
-/// up and neither loopback nor a bridge. When `wanted` does not exist, throws Error{kUsage} that lists the existing
-/// interfaces.
+/// Returns the interface to use. `wanted` is the name or address of an interface. When `wanted` is empty, the result is
+/// the interface through which the kernel reaches `peer_host` (a numeric address). When `peer_host` is empty as well,
+/// or no such interface is found, it is the first interface that is up and neither loopback, nor a bridge, nor
+/// link-local; if there is none, loopback. Throws Error{kUsage} when `wanted` does not exist (the message lists the
+/// existing interfaces), and when no interface is up.
 SPARSECAST_API InterfaceChoice choose_interface(const std::vector<NetworkInterface>& interfaces,
                                                 const std::string& wanted, const std::string& peer_host);
 
 /// Returns the interface as one line: "eth0 10.0.0.7 (10000 Mbit/s)".
 SPARSECAST_API std::string describe(const NetworkInterface& interface);
 
-/// Returns the names of the InfiniBand and RoCE devices under `folder`, which NCCL's own network transport looks for.
+/// Returns the names of the InfiniBand and RoCE devices, which are the entries of `folder`. NCCL's own network
+/// transport uses such devices.
 SPARSECAST_API std::vector<std::string> fabric_devices(const std::string& folder = "/sys/class/infiniband");
 
 /// Returns true when this build supports meeting over TCP (it needs libsodium).
@@ -54,20 +56,20 @@ SPARSECAST_API bool rendezvous_available() noexcept;
 
 class CancellationToken;
 
-/// Lets another thread end meetings (Rendezvous::meet), for a caller that learns meanwhile that a rank will not come.
-/// RendezvousOptions::cancellation gives the object to a meeting. One object serves any number of meetings, one after
-/// another or at once.
+/// Lets another thread end meetings (Rendezvous::meet), for a caller that learns during a meeting that a rank will not
+/// come. RendezvousOptions::cancellation connects a meeting to the object. One object serves any number of meetings,
+/// one after another or at once.
 class SPARSECAST_API MeetingCancellation {
  public:
-  /// Throws Error{kIo} when no file descriptor is left.
+  /// Makes an object that is not cancelled. Throws Error{kIo} when no file descriptor is left.
   MeetingCancellation();
   ~MeetingCancellation();
   MeetingCancellation(const MeetingCancellation&) = delete;
   MeetingCancellation& operator=(const MeetingCancellation&) = delete;
 
   /// Makes every meet() with this object throw Error{kPeerFailed} with `reason`: calls in progress at once, later calls
-  /// as they start. Rank 0 tells the ranks that have connected, which fail with the same reason. The first reason
-  /// stands. A group that is complete stays whole. Any thread may call it at any time.
+  /// as they start. Rank 0 tells the ranks that have connected, which fail with the same reason. Only the first call
+  /// has an effect. A group that is already complete is not affected. Any thread may call it at any time.
   void cancel(const std::string& reason) noexcept;
   /// Returns the token that a waiting meet() checks; for internal use.
   const CancellationToken& token() const noexcept { return *token_; }
@@ -91,15 +93,16 @@ struct RendezvousOptions {
   /// Interface, by name or address, on which rank 0 listens, and from which other ranks connect. Empty: rank 0 listens
   /// on the interface that has the address `host`, and the system chooses for other ranks.
   std::string interface;
-  /// TCP congestion control of this rank's sockets, such as "bbr"; a sender's counts. Empty: SPARSECAST_CONGESTION in
-  /// the environment, else the system's default. Parts of the group (split()) have the same.
+  /// TCP congestion control of this rank's sockets, such as "bbr". It controls how fast this rank sends, not how fast
+  /// it receives. Empty: SPARSECAST_CONGESTION in the environment, else the system's default. Channels that split()
+  /// makes use the same.
   std::string congestion;
   std::chrono::milliseconds timeout{60000};
-  /// How long a rank other than 0 tries to connect to rank 0 and to prove the secret, at most `timeout`; 0: as long as
-  /// `timeout`. For ranks that must not wait for a rank 0 that has died before it listened.
+  /// Maximum time for which a rank other than 0 tries to connect to rank 0 and to prove the secret, at most `timeout`;
+  /// 0: the same as `timeout`. For ranks that must not wait long for a rank 0 that has died before it listened.
   std::chrono::milliseconds reach_timeout{0};
-  std::uint64_t max_blob_bytes = std::uint64_t{1}
-                                 << 20;  ///< Maximum bytes of one rank in all_gather, and of a broadcast.
+  /// Maximum number of bytes that one rank may pass to all_gather, and rank 0 to broadcast.
+  std::uint64_t max_blob_bytes = std::uint64_t{1} << 20;
   /// Object by which another thread can end the meeting; may be null.
   std::shared_ptr<MeetingCancellation> cancellation;
 };
@@ -107,10 +110,11 @@ struct RendezvousOptions {
 /// Parses "host:port" or "[2001:db8::1]:port" into `host` and `port`. Throws Error{kUsage} for any other text.
 SPARSECAST_API void parse_endpoint(const std::string& text, std::string& host, std::uint16_t& port);
 
-/// Rank 0's open port, for callers that let the system choose one (port 0) and tell it to the other ranks.
+/// The port on which rank 0 listens, for callers that let the system choose the port (port 0) and pass its number to
+/// the other ranks.
 class SPARSECAST_API RendezvousListener {
  public:
-  /// Listens on the interface of `options`, or without one on the address that its host resolves to; never on all
+  /// Listens on options.interface, or, when that is empty, on the address that options.host resolves to; never on all
   /// interfaces.
   explicit RendezvousListener(const RendezvousOptions& options);
   ~RendezvousListener();
@@ -126,8 +130,8 @@ class SPARSECAST_API RendezvousListener {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Everything that a rank needs to join a group, in the form of NCCL's unique id: 128 bytes that the application copies
-/// to every rank and keeps confidential. Anyone who holds the id can join the group in the place of a rank, until the
+/// Data that a rank needs to join a group, in the form of NCCL's unique id: 128 bytes that the application copies to
+/// every rank and keeps confidential. Anyone who holds the id can join the group in the place of a rank, until the
 /// group is complete. It names rank 0's address and port, and holds a random 32-byte secret and a generation.
 struct UniqueId {
   std::array<std::byte, 128> bytes{};
@@ -138,12 +142,14 @@ struct UniqueIdOptions {
   /// Name or address of the interface to listen on, which the other ranks must reach; empty: the first interface that
   /// is up and neither loopback nor a bridge, and loopback on a machine without any.
   std::string interface;
-  std::uint16_t port = 0;  ///< 0: the system chooses.
+  std::uint16_t port = 0;  ///< Port to listen on; 0: the system chooses.
   std::uint32_t generation = 0;
 };
 
-/// Returns a new id, made in the process that will be rank 0. Opens a port, which stays open until rank 0 calls
-/// Rendezvous::meet with the id, or forget_unique_id(). Throws Error{kUsage | kIo | kUnsupported}.
+/// Returns a new id; must be called in the process that will be rank 0. Opens a port, which stays open until this
+/// process calls Rendezvous::meet with the id, or forget_unique_id(). Throws Error{kUsage} when there is no such
+/// interface, or too many ids of this process are unused; kIo when the port cannot be opened, and kUnsupported in a
+/// build without libsodium.
 SPARSECAST_API UniqueId make_unique_id(const UniqueIdOptions& options = {});
 /// Closes the port of an id that will not be used. Returns true when the port was closed, and false when this process
 /// has no port for the id.
@@ -154,21 +160,21 @@ SPARSECAST_API bool forget_unique_id(const UniqueId& id) noexcept;
 class SPARSECAST_API Rendezvous final : public ControlChannel {
  public:
   /// Forms the group. Returns on every rank when all `size` ranks have connected, or throws by the deadline:
-  ///   kPeerFailed       options.cancellation was cancelled; the reason is the message
-  ///   kTimeout          ranks are missing (named), or the host is silent or not to be reached; the sentence lists
-  ///                     connections that were turned away, with their addresses and why
+  ///   kPeerFailed       options.cancellation was cancelled; the message is its reason
+  ///   kTimeout          ranks are missing (named), or the host is silent or cannot be reached; the message lists the
+  ///                     connections that were rejected, with their addresses and the reasons
   ///   kUnauthenticated  the other end does not know the secret
-  ///   kGroupMismatch    two ranks of one number, another size, another generation
+  ///   kGroupMismatch    two ranks have the same number, or ranks disagree on the size or the generation
   ///   kUnsupported      another protocol version
   ///   kCorrupt          something else answers at that port
-  ///   kIo, kUsage       the port is taken, no such interface, the host is no address of this machine, no such
-  ///                     congestion control (the sentence lists those that the kernel has)
+  ///   kIo, kUsage       the port is taken, the interface does not exist, the host is no address of this machine, or
+  ///                     the kernel lacks the congestion control (the message lists those that it has)
   static std::shared_ptr<Rendezvous> meet(const RendezvousOptions& options);
   /// Forms the group on rank 0 with a port that is open already. The listener can be used again afterwards.
   static std::shared_ptr<Rendezvous> meet(const RendezvousOptions& options, RendezvousListener& listener);
   /// Forms the group with an id that make_unique_id() made in the process of rank 0. An id can be used once, whether
-  /// the call succeeds or fails. Throws Error{kCorrupt} for an invalid id, and Error{kUsage} on a rank 0 that did not
-  /// make it.
+  /// the call succeeds or fails. Throws Error{kCorrupt} for an invalid id, and Error{kUsage} on rank 0 when this
+  /// process did not make the id.
   static std::shared_ptr<Rendezvous> meet(const UniqueId& id, int rank, int size,
                                           std::chrono::milliseconds timeout = std::chrono::seconds(60));
 
@@ -195,11 +201,11 @@ class SPARSECAST_API Rendezvous final : public ControlChannel {
  private:
   struct Impl;
   explicit Rendezvous(std::shared_ptr<Impl> impl);
-  /// State of the group, owned; channels made by split() refer to it while it exists.
+  /// State of the group. Channels made by split() refer to it, but do not keep it alive.
   std::shared_ptr<Impl> impl_;
 };
 
-/// Limits of what a receiver accepts. It checks them before it allocates memory.
+/// Limits that a receiver checks before it allocates memory for records.
 struct TcpTransportOptions {
   std::uint64_t max_records = std::uint64_t{1} << 22;
   std::uint64_t max_bytes = std::uint64_t{1} << 40;  ///< Maximum bytes of all records of one broadcast.

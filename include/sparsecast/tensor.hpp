@@ -31,14 +31,16 @@ enum class DType : std::uint8_t {
   kI32 = 10,
   kI64 = 11,
   kBool = 12,
-  kI4X2 = 13,    ///< Two integers of 4 bits (two's complement, or with an offset) in a byte.
-  kF4X2 = 14,    ///< Two fp4 e2m1 numbers in a byte, as in torch.float4_e2m1fn_x2 and the data of MXFP4 and NVFP4.
-  kF8E8M0 = 15,  ///< A power of two, as UE8M0 scales: 2^(byte - 127); 255 is NaN. Bytes sort as their numbers.
+  kI4X2 = 13,  ///< Two integers of 4 bits in a byte, in two's complement or with an offset.
+  kF4X2 = 14,  ///< Two fp4 e2m1 numbers in a byte, as in torch.float4_e2m1fn_x2 and the data of MXFP4 and NVFP4.
+  /// A power of two, 2^(byte - 127), as in UE8M0 scales; 255 is NaN. Bytes have the order of their numbers.
+  kF8E8M0 = 15,
   kU16 = 16,
   kU32 = 17,
   kU64 = 18,
-  kC64 = 19,  ///< A complex number of two f32, the real part first. Its 8 bytes count as an integer.
-  /// AMD's fp8, whose only NaN has the bits of -0. No rule about NaNs or the order of floats is used for it.
+  kC64 = 19,  ///< A complex number of two f32, the real part first. Codecs treat its 8 bytes as one integer.
+  /// AMD's fp8, whose only NaN has the bits of -0. Codecs treat it as an integer; rules for NaNs or the order of floats
+  /// do not apply.
   kF8E4M3Fnuz = 20,
   kF8E5M2Fnuz = 21,
   kF6E2M3 = 22,
@@ -52,7 +54,8 @@ SPARSECAST_API std::size_t element_size(DType dtype) noexcept;
 /// integers. False for integers, bool, pairs and the dtypes from kF8E8M0 on.
 SPARSECAST_API bool is_floating(DType dtype) noexcept;
 
-/// Returns true for kI4X2 and kF4X2, for which the `ulp` codec counts the steps of both halves of a byte.
+/// Returns true for kI4X2 and kF4X2, whose bytes hold two numbers each. The `ulp` codec codes the changes of both
+/// numbers.
 SPARSECAST_API bool is_pair(DType dtype) noexcept;
 
 /// Returns true for kF6E2M3 and kF6E3M2, for which three bytes hold four numbers.
@@ -66,7 +69,7 @@ SPARSECAST_API std::string_view to_string(DType dtype) noexcept;
 /// Returns the dtype with this name in safetensors or sparsecast; nullopt for a name that sparsecast does not support.
 SPARSECAST_API std::optional<DType> dtype_from_name(std::string_view name) noexcept;
 
-/// Returns the dtype of a wire code; nullopt when it is unknown.
+/// Returns the dtype with this number in the wire format; nullopt when there is none.
 SPARSECAST_API std::optional<DType> dtype_from_code(std::uint8_t code) noexcept;
 
 /// Bytes in the caller's memory, which are only read.
@@ -76,23 +79,25 @@ using MutableBytes = std::span<std::byte>;
 
 /// One tensor of a stream, named as in the checkpoint. Elements have a flat 64-bit index in row-major order.
 struct SPARSECAST_API TensorSpec {
-  std::string name;  ///< UTF-8, 1 to 65535 bytes.
+  std::string name;  ///< Name of the tensor: UTF-8, 1 to 65535 bytes.
   DType dtype = DType::kBF16;
-  std::vector<std::uint64_t> shape;  ///< Empty for a scalar (one element); a zero makes the tensor empty.
+  /// Size of each dimension; empty for a scalar (one element). With a 0 in it, the tensor has no elements.
+  std::vector<std::uint64_t> shape;
 
-  /// Returns the product of the shape; TensorTable checks that it cannot overflow.
+  /// Returns the number of elements, which is the product of the shape. TensorTable checks that it cannot overflow.
   std::uint64_t elements() const noexcept;
   std::uint64_t bytes() const noexcept { return elements() * element_size(dtype); }
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 
-/// Key and indices under which a tensor's elements count in the state digest. They are the tensor's own, unless the
-/// tensor is a box of another tensor. A box has the key and the indices of that other tensor, so that the digests of
-/// all boxes that tile the other tensor add up to its digest.
+/// Key and indices under which a tensor's elements are counted in the state digest. A tensor has its own key and
+/// indices, unless it is a box of another tensor. A box has the key and the indices of the other tensor, so that the
+/// digests of all boxes that tile the other tensor add up to its digest.
 struct DigestOrigin {
   Hash128 key;
-  std::uint64_t first = 0;  ///< Index, in the other tensor, of element (0, 0, ...).
-  /// Element (i, j, ...) has index first + i * strides[0] + j * strides[1] + ...; empty: element i has index first + i.
+  std::uint64_t first = 0;  ///< Index, in the state digest, of element (0, 0, ...) of this tensor.
+  /// Element (i, j, ...) of this tensor has the index first + i * strides[0] + j * strides[1] + ... in the digest; when
+  /// this is empty, element i has the index first + i.
   std::vector<std::int64_t> strides;
 };
 
@@ -109,9 +114,9 @@ class SPARSECAST_API TensorTable {
   /// Makes the table of these tensors. Throws Error{kUsage} for repeated or empty names and for anything over the
   /// limits above.
   explicit TensorTable(std::vector<TensorSpec> specs);
-  /// Makes a table of boxes, with the origin of each box. Throws Error{kUsage} also when the numbers of origins and
-  /// tensors or of strides and dimensions differ, and for strides of more than 8 dimensions. `hash()` and `serialize()`
-  /// do not include origins, which both ends derive from their plan.
+  /// Makes a table of boxes, with the origin of each box. Throws as the constructor above, and Error{kUsage} when there
+  /// is not one origin for each tensor and one stride for each dimension, and for strides of more than 8 dimensions.
+  /// `hash()` and `serialize()` do not include origins, which both ends derive from their plan.
   TensorTable(std::vector<TensorSpec> specs, std::vector<DigestOrigin> origins);
 
   std::size_t size() const noexcept { return specs_.size(); }
@@ -124,7 +129,7 @@ class SPARSECAST_API TensorTable {
   std::uint64_t elements() const noexcept { return elements_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
 
-  /// Returns XXH3-128 of `serialize()`.
+  /// Returns the XXH3-128 hash of the bytes that serialize() returns.
   const Hash128& hash() const noexcept { return hash_; }
   /// Returns the key of tensor i in the state digest: XXH3-128 of its entry in `serialize()`, or its origin's key.
   const Hash128& digest_key(std::size_t i) const { return origins_[i].key; }
@@ -153,7 +158,7 @@ inline constexpr int kHostMemory = -1;
 struct SPARSECAST_API TensorRef {
   std::byte* data = nullptr;         ///< Address of element (0, 0, ...); null only for a tensor without elements.
   DType dtype = DType::kBF16;        ///< Type of the elements in this memory.
-  std::vector<std::uint64_t> shape;  ///< Empty for a scalar.
+  std::vector<std::uint64_t> shape;  ///< Size of each dimension; empty for a scalar.
   /// Element (i, j, ...) lies i * strides[0] + j * strides[1] + ... elements from `data`, in at most 8 dimensions.
   /// Empty: row-major and contiguous.
   std::vector<std::int64_t> strides;
@@ -170,16 +175,16 @@ SPARSECAST_API TensorRef ref_to(const TensorSpec& spec, const void* data, int de
 /// Returns references to contiguous tensors of the table in host memory that is only read. Throws Error{kUsage} that
 /// names the tensor unless `tensors` has the bytes of each tensor of the table, in order.
 SPARSECAST_API std::vector<TensorRef> refs_to(const TensorTable& table, const std::vector<ConstBytes>& tensors);
-/// Returns references to contiguous tensors of the table in host memory that may be written. Throws as the function
-/// above.
+/// Returns references to contiguous tensors of the table in host memory that may be written. Throws Error{kUsage} that
+/// names the tensor unless `tensors` has the bytes of each tensor of the table, in order.
 SPARSECAST_API std::vector<TensorRef> refs_to(const TensorTable& table, const std::vector<MutableBytes>& tensors);
 /// Returns references to contiguous tensors of the table at the addresses `d_tensors` in the memory of `device`. Throws
 /// Error{kUsage} unless there is one address for each tensor.
 SPARSECAST_API std::vector<TensorRef> refs_to(const TensorTable& table, const std::vector<void*>& d_tensors,
                                               int device);
 
-/// Returns what some elements of a tensor add to the state digest. `bits` holds these elements, and `first` is the
-/// index of the first of them. `key` is the tensor's TensorTable::digest_key.
+/// Returns the share of the state digest that some consecutive elements of a tensor have. `bits` holds these elements,
+/// and `first` is the index of the first of them in the tensor. `key` is the tensor's TensorTable::digest_key.
 SPARSECAST_API StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first,
                                        std::span<const std::byte> bits);
 

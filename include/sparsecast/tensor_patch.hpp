@@ -10,7 +10,8 @@
 
 namespace sparsecast {
 
-/// Receives the patches of a version, in the order of the table; the bytes of a patch are valid during the call.
+/// Function that receives the patches of a version, in the order of the table. The bytes of a patch are valid only
+/// during the call.
 using PatchSink = std::function<void(const TensorPatch&)>;
 
 /// Calls `sink` for every tensor that the delta changes. Positions are read from the delta's frames, and values from
@@ -23,7 +24,8 @@ SPARSECAST_API void for_each_patch(const Delta& delta, const TensorTable& table,
 
 /// Calls `sink` for every tensor that a delta file changes, given the tensors *before* the delta. Values are decoded,
 /// and only elements whose bits change are in a patch. The caller guarantees that `base` has the delta's base digest.
-/// Throws Error{kDigestMismatch} at the end when the delta does not lead to its promised digest from these bytes.
+/// Throws Error{kDigestMismatch} at the end when `base` and the delta do not give the digest in the delta's commit
+/// record.
 SPARSECAST_API void for_each_patch(const DeltaFile& delta, const TensorReader& base, const PatchSink& sink);
 
 }  // namespace sparsecast

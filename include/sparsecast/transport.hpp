@@ -17,10 +17,10 @@ class FrameChannel;
 class SPARSECAST_API Transport {
  public:
   virtual ~Transport() = default;
-  /// Collective. Brings the records of rank `source` to every rank, in order. On the source `records` is input; on
-  /// other ranks it is output. Ends by `deadline` with the result or with Error{kTimeout | kPeerFailed}.
+  /// Sends the records of rank `source` to every rank, in order; all ranks must call it. On the source `records` is
+  /// input; on other ranks it is output. Throws Error{kTimeout | kPeerFailed}, at the latest at `deadline`.
   virtual void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) = 0;
-  /// Returns the control channel of the same ranks, which lives as long as the transport.
+  /// Returns the control channel of the same ranks. It lives at least as long as the transport.
   virtual ControlChannel& control() const noexcept = 0;
   /// Internal: returns the transport's interface for frames that go from the memory of one rank, on the host or a
   /// device, to the memory of other ranks. Null when the transport carries only records in host memory.
