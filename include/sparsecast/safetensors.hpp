@@ -61,13 +61,13 @@ struct SPARSECAST_API SafetensorsHeader {
 
   /// Parses and validates: length, JSON, no duplicate names, known dtypes, no overflow, offsets that tile the data part
   /// without gap or overlap, and a `file_bytes` that matches them exactly. `bytes` is at least the first 8 +
-  /// header-length bytes of the file, or all of it when shorter. Fields that are not known are ignored, as by the
-  /// reference reader. Throws Error{kUnsupported} for a header that the reference reader accepts but a tensor table
-  /// cannot hold (a dtype, an empty name, one with a zero byte or of more than 65535 bytes, more than 32 dimensions),
-  /// and Error{kCorrupt} for the rest, with tensor and offset. A tensor of F4, whose shape counts numbers, becomes
-  /// kF4X2, whose shape counts bytes. Metadata "sparsecast.dtypes", a JSON object of names ({"w": "I4X2"}), gives kI4X2
-  /// or kF4X2 to tensors of U8, I8 or I32; names of other tensors are ignored there. An I32 word holds eight numbers;
-  /// its four bytes become a new last dimension.
+  /// header-length bytes of the file, or all of it when shorter. Unknown fields are ignored, as by the reference
+  /// reader. Throws Error{kUnsupported} for a header that the reference reader accepts but a tensor table cannot hold
+  /// (an unknown dtype, a name that is empty, has a zero byte or more than 65535 bytes, more than 32 dimensions), and
+  /// Error{kCorrupt} with tensor and offset for any other header that is not valid. A tensor of F4, whose shape counts
+  /// numbers, becomes kF4X2, whose shape counts bytes. Metadata "sparsecast.dtypes", a JSON object of names ({"w":
+  /// "I4X2"}), gives kI4X2 or kF4X2 to tensors of U8, I8 or I32; names of other tensors are ignored there. An I32 word
+  /// holds eight numbers; its four bytes become a new last dimension.
   static SafetensorsHeader parse(std::span<const std::byte> bytes, std::uint64_t file_bytes);
   /// Reads only the header of a file, and returns it parsed. Throws as parse() does, and Error{kIo}.
   static SafetensorsHeader read(File& file);

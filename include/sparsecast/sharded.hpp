@@ -98,7 +98,7 @@ struct ShardedReport {
 };
 
 /// Publishes the shards of one trainer rank. Not thread-safe. sync() encodes routes ahead of their transfers in a
-/// second thread, which has ended when sync() returns; all calls of the channels are made by the calling thread.
+/// second thread, which has ended when sync() returns; only the calling thread uses the channels.
 ///
 ///     regroup() --> sync() --> sync() --> ... --> regroup() whenever an engine joins, leaves, dies or changes its cut
 class SPARSECAST_API ShardedPublisher {
@@ -160,8 +160,8 @@ class SPARSECAST_API ShardedPublisher {
   std::unique_ptr<State> state_;
 };
 
-/// Receives the shards of one engine rank. Not thread-safe. sync() and receive() verify received records in a thread of
-/// their own, which has ended when they return; all calls of the channels are made by the calling thread.
+/// Receives the shards of one engine rank. Not thread-safe. sync() and receive() verify received records in a second
+/// thread, which has ended when they return; only the calling thread uses the channels.
 class SPARSECAST_API ShardedSubscriber {
  public:
   /// `engine` is the name of the engine, `layout` the layout of all its ranks, and `rank` the index of this rank in it.

@@ -47,11 +47,11 @@ struct ApplyOrder {
   CUevent_st* written = nullptr;
 };
 
-/// Loads one tensor of a NaN-masked delta (nan_masked.hpp). `tensor` is contiguous, has the full shape of tensor
-/// `index` of the table, is NaN where nothing changes, and is valid until the loader returns. The loader must store
-/// every other element's new value in the live tensor, and must write no other tensor. On a device, work enqueued on
-/// `cuda_stream` (null on the host) sees the complete tensor, and apply_nan_masked() waits for the work that the loader
-/// enqueues there.
+/// Function that loads one tensor of a NaN-masked delta (nan_masked.hpp). `tensor` is contiguous, has the full shape of
+/// tensor `index` of the table, is NaN where nothing changes, and is valid until the loader returns. The loader must
+/// store every other element's new value in the live tensor, and must write no other tensor. On a device, work enqueued
+/// on `cuda_stream` (null on the host) sees the complete tensor, and apply_nan_masked() waits for the work that the
+/// loader enqueues there.
 using NanMaskedLoader = std::function<void(std::size_t index, const std::byte* tensor, CUstream_st* cuda_stream)>;
 
 /// Applies deltas to an engine's live tensors: stage, verify, apply, verify.
