@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Congestion control of this library's own TCP sockets. What the system has as its default, most often cubic, takes
-// every lost packet for a full link, so that a few losses on a long way slow it down many times; bbr does not.
+// Congestion control of this library's own TCP sockets. The default of most systems, cubic, takes every lost packet for
+// a sign of a full link, so that a few losses on a long way make it many times slower; bbr does not.
 
 #include <string>
 
 namespace sparsecast {
 
-/// Returns the name of the congestion control for TCP sockets: `option`, or the environment's SPARSECAST_CONGESTION if
-/// `option` is empty, or "" (the system's default) if that is not set either. Throws as set_congestion_control() does
-/// if a socket of this process cannot have it.
+/// Returns the name of the congestion control for TCP sockets: `option`, or, when it is empty, the value of
+/// SPARSECAST_CONGESTION in the environment, or "" (the system's default) when that is not set either. Throws
+/// Error{kUsage} when this process cannot use the algorithm, and kIo when it cannot open a socket to test that.
 std::string congestion_control(const std::string& option);
 
-/// Sets the congestion control of a TCP socket; "" leaves it as it is. A connection has that of the socket which
-/// accepted it. Throws Error{kUsage} that names an algorithm that this kernel does not have, or does not allow to this
-/// process, and those that it has.
+/// Sets the congestion control of a TCP socket; "" leaves it as it is. A connection inherits the congestion control of
+/// the listening socket. Throws Error{kUsage} when the kernel does not have the algorithm, or does not allow it to this
+/// process; the message lists the algorithms that it has.
 void set_congestion_control(int socket, const std::string& algorithm);
 
 }  // namespace sparsecast

@@ -12,15 +12,16 @@
 
 namespace sparsecast {
 
-/// Sums the changes of the state digest by changed elements of one tensor; T is the unsigned word of an element.
+/// Sums the changes of the state digest that changed elements of one tensor cause; T is the unsigned integer type with
+/// the size of an element.
 template <class T>
 class DigestChanges {
  public:
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): the batch is written before it is read.
   explicit DigestChanges(const Hash128& key) : key_(key) {}
 
-  /// Calls write(i, record) for each i in [0, count). In it, record(at, before, after) adds the change of the element
-  /// whose index in the digest is `at` from the bits `before` to the bits `after`.
+  /// Calls write(i, record) for each i in [0, count). `write` may call record(at, before, after), which adds a change
+  /// from the bits `before` to the bits `after`, for the element whose index in the digest is `at`.
   template <class Write>
   void add_each(std::uint32_t count, Write write) {
     for (std::uint32_t i = 0; i < count;) {

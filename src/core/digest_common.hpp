@@ -41,9 +41,10 @@ SPARSECAST_HD std::uint64_t digest_weight(std::uint64_t key_lo, std::uint64_t ke
   return digest_weight(digest_counter(key_lo, index), key_hi);
 }
 
-/// Returns the digest word of an element with storage bits `bits`. The element's weight is multiplied by it. The word
-/// is a bijection of the bits: a triangular number, modulo 2^width. How a step changes the word depends on all bits,
-/// not on the step alone, so a delta that is applied to other bits than its base's gives another digest.
+/// Returns the digest word of an element with storage bits `bits`: a triangular number modulo 2^width, which is a
+/// bijection of the bits. The digest adds the product of the element's weight and this word. How much a step of the
+/// bits changes the word depends on all bits, so that a delta that is applied to bits other than those of its base
+/// gives another digest.
 template <class T>
 SPARSECAST_HD std::uint64_t digest_word(T bits) {
   if constexpr (sizeof(T) == 8) {
@@ -86,8 +87,8 @@ SPARSECAST_HD void digest_add(DigestSum& sum, std::uint64_t weight, std::uint64_
   add_wide(sum, lo, hi);
 }
 
-/// Adds word `index` of a frame to the sum over the frame's words. That sum is the digest of a tensor of 64-bit words
-/// whose key is 0.
+/// Adds word number `index` of a frame to the sum of the frame's words. The sum is that of the state digest for a
+/// tensor of 64-bit words with the key 0.
 SPARSECAST_HD void add_frame_word(DigestSum& sum, std::uint64_t index, std::uint64_t word) {
   digest_add(sum, digest_weight(0, 0, index), digest_word(word));
 }

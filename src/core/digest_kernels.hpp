@@ -10,18 +10,20 @@
 
 namespace sparsecast::cpu {
 
-/// Adds elements to a digest: the first of the `count` elements of `element_bytes` bytes that lie at `bits`, at any
-/// alignment. Returns the number of elements that were added; the caller adds the last few. The first element has the
-/// counter `counter`; each next one is larger by `counter_step`.
+/// Adds the elements at `bits` to the digest `sum`, as many of them as fill whole vectors. Returns the number of added
+/// elements; the caller adds the remaining ones. There are `count` elements of `element_bytes` bytes each, at any
+/// alignment. The first element has the counter `counter` (digest_counter); the counter of each next element is larger
+/// by `counter_step`.
 std::uint64_t sum_elements(std::uint64_t counter, std::uint64_t counter_step, std::uint64_t key_hi,
                            const std::byte* bits, std::uint64_t count, std::size_t element_bytes, DigestSum& sum);
 
 /// Maximum number of changes that one call to sum_changes takes.
 inline constexpr std::uint32_t kMostSummedChanges = 512;
 
-/// Adds to a digest the first of `count` changes of elements of `element_bytes` bytes. Element i has the counter
-/// counters[i], and changes from the bits in `before` to those in `after`, both aligned. `count` is at most
-/// kMostSummedChanges. Returns the number of changes that were added; the caller adds the last few.
+/// Adds changes of elements to the digest `sum`, as many of them as fill whole vectors. Returns the number of added
+/// changes; the caller adds the remaining ones. There are `count` changes, at most kMostSummedChanges. Element i has
+/// `element_bytes` bytes and the counter counters[i], and changes from its bits in `before` to its bits in `after`;
+/// both arrays are aligned to the element size.
 std::uint32_t sum_changes(const std::uint64_t* counters, std::uint64_t key_hi, const void* before, const void* after,
                           std::uint32_t count, std::size_t element_bytes, DigestSum& sum);
 

@@ -21,9 +21,9 @@ inline std::string without_trailing_slashes(std::string path) {
   return path;
 }
 
-/// Returns the resolved path of a directory, which is the same for each of its names (links, "dir/.", "dir/"), so that
-/// files next to the directory are found under any of them. Any other path is returned without slashes at its end.
-/// Throws Error{kUsage} for a link to nothing.
+/// Returns the resolved path of a directory, which is the same for all names of the directory (links, "dir/.", "dir/"),
+/// so that files next to the directory are found by any of these names. For a path that is not a directory, returns it
+/// without slashes at its end. Throws Error{kUsage} for a link whose target does not exist.
 inline std::string settled_path(FileSystem& fs, const std::string& given) {
   std::string path = without_trailing_slashes(given);
   if (fs.is_directory(path)) return fs.resolved(path);
@@ -36,7 +36,8 @@ inline std::string settled_path(FileSystem& fs, const std::string& given) {
 /// Returns an unused name next to `path`, which no other call of this or another process returns.
 std::string temporary_name(FileSystem& fs, const std::string& path);
 
-/// Removes a file, or a directory with its content. Of a symbolic link only the link is removed, never its target.
+/// Removes a file, or a directory with its content. When `path` is a symbolic link, removes the link, never its target.
+/// Throws Error{kIo}.
 inline void remove_tree(FileSystem& fs, const std::string& path) {
   if (fs.is_directory(path) && !fs.is_link(path)) {
     for (const std::string& name : fs.list(path)) remove_tree(fs, path + "/" + name);
@@ -44,8 +45,8 @@ inline void remove_tree(FileSystem& fs, const std::string& path) {
   fs.remove(path);
 }
 
-/// Copies all of `source` window by window to a new file at `to`, and syncs the new file. `progress` is called with the
-/// bytes copied so far and in total; it may be empty.
+/// Copies all of `source` to a new file at `to`, in pieces of 4 MiB, and syncs the new file to disk. `progress` is
+/// called with the number of bytes copied so far and the number of all bytes; it may be empty. Throws Error{kIo}.
 inline void copy_file(File& source, FileSystem& fs, const std::string& to,
                       const std::function<void(std::uint64_t done, std::uint64_t total)>& progress = nullptr) {
   constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;

@@ -12,11 +12,11 @@
 
 namespace sparsecast {
 
-/// Maximum time between two calls of interrupted() during a wait.
+/// Maximum time that a wait of the library lets pass between two calls of interrupted().
 inline constexpr std::chrono::milliseconds kInterruptInterval{100};
 
-/// Sets the function `question`, which every thread that waits in the library calls at intervals, and which returns
-/// true when the wait is to end; null: none. The function must be cheap: it decides itself how often it really checks.
+/// Sets the function `question`, which every thread that waits in the library calls at intervals; when it returns true,
+/// the wait ends. Null: no function. The function must be cheap; it may do its real check only in some of the calls.
 /// Once it has returned true, it should return true until the library call has ended, because parts of the library
 /// retry after an error.
 void ask_during_waits(bool (*question)() noexcept) noexcept;

@@ -16,9 +16,9 @@ namespace sparsecast {
 /// The tables of delta streams, and the table that joins them. Immutable; copies share the tables.
 class JoinedTables {
  public:
-  /// Makes a single stream of `table`, which is then the joined table, too.
+  /// Makes the tables of a single stream; the joined table is `table` itself.
   JoinedTables(std::shared_ptr<const TensorTable> table);  // NOLINT(google-explicit-constructor)
-  /// Makes a single stream of `table`, which must outlive this object and its copies.
+  /// Makes the tables of a single stream, without owning `table`, which must outlive this object and its copies.
   JoinedTables(const TensorTable& table);  // NOLINT(google-explicit-constructor)
   /// Joins the tables of several streams in this order. A name that an earlier stream already has is followed by "
   /// (stream 2)" in the joined table. Throws Error{kUsage} over the limits of TensorTable.
@@ -26,8 +26,8 @@ class JoinedTables {
 
   std::size_t streams() const noexcept { return tables_.size(); }
   const std::shared_ptr<const TensorTable>& table(std::size_t stream) const { return tables_[stream]; }
-  /// Returns the joined table: the tensors of all streams, stream 0 first. Elements have the same digests as in the
-  /// streams' tables.
+  /// Returns the joined table: the tensors of all streams, stream 0 first. Each element contributes to the state digest
+  /// exactly what it does in the table of its stream.
   const TensorTable& all() const noexcept { return *all_; }
   const std::shared_ptr<const TensorTable>& shared() const noexcept { return all_; }
   /// Returns the index in all() of the first tensor of a stream; for `stream` == streams() the result is all().size().

@@ -12,7 +12,8 @@ namespace sparsecast {
 /// Throws Error{kUnsupported} for a dtype without NaNs.
 void require_nan_fillable(DType dtype);
 
-/// Arguments of a masked copy: the views of source and destination, the bits of NaNs, and the number of elements.
+/// Arguments of a masked copy: the views of source and destination, the bit pattern of NaNs, and the number of
+/// elements.
 struct MaskedCopyPlan {
   StridedView source;
   StridedView destination;
@@ -21,8 +22,9 @@ struct MaskedCopyPlan {
   bool contiguous = false;  ///< True when the elements of both views are contiguous.
 };
 
-/// Returns the plan of a masked copy, after checking the layout and the pointers. Does not read the memory; throws as
-/// masked_copy does.
+/// Returns the plan of a masked copy, after checking the layout and the pointers. Does not read the memory. Throws
+/// Error{kUnsupported} for a dtype without NaNs, {kUsage} for a null pointer or a layout that breaks the rules of
+/// MaskedCopyLayout.
 MaskedCopyPlan plan_masked_copy(const MaskedCopyLayout& layout, const void* source, const void* destination);
 
 }  // namespace sparsecast

@@ -10,14 +10,15 @@
 
 namespace sparsecast {
 
-/// Bit pattern of a format's NaNs. In every format that sparsecast supports, these are the magnitudes above one bound:
-/// that of infinity or, in E4M3, which has no infinity, the greatest finite magnitude.
+/// Bit pattern of a format's NaNs. In every format that sparsecast supports, an element is a NaN when its magnitude
+/// (its bits without the sign) is above a bound: the magnitude of infinity or, in E4M3, which has no infinity, the
+/// greatest finite magnitude.
 struct NanPattern {
   std::uint64_t magnitude_bits = 0;  ///< Mask of all bits but the sign.
   /// Greatest magnitude that is not a NaN; all ones in a dtype without NaNs.
   std::uint64_t greatest = ~std::uint64_t{0};
-  std::uint64_t fill =
-      0;  ///< Bits of a positive quiet NaN, which no conversion on the way to a masked copy turns into a number.
+  /// Bits of a positive quiet NaN, which no conversion on the way to a masked copy turns into a number.
+  std::uint64_t fill = 0;
 };
 
 constexpr NanPattern nan_pattern(DType dtype) {
@@ -39,7 +40,7 @@ constexpr NanPattern nan_pattern(DType dtype) {
   }
 }
 
-/// Returns true when `bits` are those of a NaN of the format; `T` is the unsigned word of an element.
+/// Returns true when `bits` are a NaN of the format; T is the unsigned integer type with the size of an element.
 template <class T>
 SPARSECAST_HD bool is_nan_bits(const NanPattern& pattern, T bits) {
   return static_cast<T>(bits & static_cast<T>(pattern.magnitude_bits)) > static_cast<T>(pattern.greatest);

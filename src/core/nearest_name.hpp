@@ -11,8 +11,8 @@
 
 namespace sparsecast {
 
-/// Number of bytes of a name that nearest_name() compares. Edit distance costs the product of the lengths, and names
-/// may come from a hostile file.
+/// Maximum number of bytes of a name that nearest_name() compares. The time for an edit distance is the product of the
+/// lengths, and names may come from a hostile file.
 inline constexpr std::size_t kNameCut = 200;
 /// Maximum number of names that nearest_name() compares, because a table may come from a hostile file.
 inline constexpr std::size_t kNameCandidates = 2000;
@@ -32,8 +32,8 @@ inline std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-/// Returns the name in `table` that is most similar to `name`, by edit distance; empty when no name is near. The cost
-/// is bounded, because a table may come from a hostile file.
+/// Returns the name in `table` that is most similar to `name`, by edit distance; empty when no name is similar.
+/// Compares only kNameCandidates names and kNameCut bytes of each.
 inline std::string nearest_name(const TensorTable& table, const std::string& name) {
   const std::string_view wanted = std::string_view(name).substr(0, kNameCut);
   std::size_t best = wanted.size() / 2 + 1;

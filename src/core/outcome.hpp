@@ -9,7 +9,7 @@
 
 namespace sparsecast {
 
-/// Stopwatch that measures the seconds since the last call of lap(), and since its construction.
+/// Stopwatch: lap() returns the seconds since the last call of lap(), total() the seconds since the construction.
 class Stopwatch {
  public:
   double lap() {
@@ -26,7 +26,7 @@ class Stopwatch {
   Clock::time_point last_ = start_;
 };
 
-/// Result of a step, for a vote of ranks: a success, or the exception that stopped the step.
+/// Result of one or several steps, for a vote of ranks: success, or the exception that ended the steps.
 class Outcome {
  public:
   template <class Step>

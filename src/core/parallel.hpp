@@ -17,9 +17,9 @@ inline int resolve_threads(int threads) {
   return threads > 0 ? threads : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
 }
 
-/// Runs body(worker, item) for every item in [0, items) on at most `threads` threads, the caller's included; items are
-/// assigned in order. `worker` is the number of the thread, from 0. After the first exception no more items are
-/// assigned; the exception is rethrown when all threads have ended.
+/// Runs body(worker, item) for every item in [0, items) on at most `threads` threads (0: the number of cores), one of
+/// which is the calling thread. Items are assigned in order. `worker` is the number of the thread, from 0. After the
+/// first exception no more items are assigned; the exception is rethrown when all threads have ended.
 template <class Body>
 void parallel_for(int threads, std::size_t items, const Body& body) {
   const std::size_t workers = std::min<std::size_t>(static_cast<std::size_t>(resolve_threads(threads)), items);

@@ -10,9 +10,9 @@
 
 namespace sparsecast {
 
-/// Identifies the process that made an object with connections or threads. A forked child has a copy of the object but
-/// none of its threads, and the connections are those of the parent. There, calls are refused, and destructors leave
-/// the parent's resources alone or leak objects that threads were using.
+/// Identifies the process that made an object with connections or threads. A forked child has a copy of the object, but
+/// none of its threads, and it shares the connections with its parent. In the child, calls are refused, and destructors
+/// do not touch the parent's resources, and leak objects that threads were using.
 class ProcessMark {
  public:
   bool is_here() const noexcept { return ::getpid() == process_; }

@@ -18,9 +18,10 @@ namespace sparsecast {
 
 inline constexpr unsigned kMostDims = 8;
 
-/// A divisor that is known in advance. divide() uses a multiplication and a shift instead of a 64-bit division, which
-/// takes a device about a hundred instructions. Exact for dividends below 2^63 and divisors from 2 to 2^63: with m =
-/// ceil(2^(64 + shift) / d), the error of n * m / 2^(64 + shift) is below n / 2^64 * d / 2^shift / d <= 1 / d.
+/// A divisor that is prepared for many divisions: divide() uses a multiplication and a shift instead of a 64-bit
+/// division, which takes a device about a hundred instructions. Exact for dividends below 2^63 and divisors from 2 to
+/// 2^63: with m = ceil(2^(64 + shift) / d), the error of n * m / 2^(64 + shift) is below n / 2^64 * d / 2^shift / d <=
+/// 1 / d.
 struct Divisor {
   std::uint64_t divisor = 2;
   std::uint64_t multiplier = std::uint64_t{1} << 63;
@@ -50,8 +51,8 @@ struct StridedView {
   std::uint32_t rank = 0;
 };
 
-/// Returns the view of elements with this shape and these strides, in elements. At most kMostDims dimensions, none of
-/// which has extent 0. Dimensions that are contiguous in memory are merged.
+/// Returns the view of elements with this shape and these strides (in elements). `shape` has at most kMostDims
+/// dimensions, and none of them is 0. Dimensions that are contiguous in memory are merged into one.
 inline StridedView make_strided_view(std::span<const std::uint64_t> shape, std::span<const std::int64_t> strides) {
   StridedView view;
   std::uint64_t extent = 1;
@@ -82,7 +83,7 @@ SPARSECAST_HD std::int64_t strided_offset(const StridedView& view, std::uint64_t
   return view.rank == 0 ? 0 : offset + static_cast<std::int64_t>(index) * view.strides[view.rank - 1];
 }
 
-/// Returns true when the elements are contiguous, so that their indices are their offsets.
+/// Returns true when the elements are contiguous, so that the offset of each element equals its index.
 inline bool is_contiguous(const StridedView& view) {
   return view.rank == 0 || (view.rank == 1 && view.strides[0] == 1);
 }
@@ -99,7 +100,8 @@ inline bool repeats_places(const StridedView& view) {
 /// the innermost dimension, instead of several divisions for each element.
 class ElementWalk {
  public:
-  /// Starts a walk through `view`, which must outlive it. With a null view, element i lies at offset i.
+  /// Starts a walk through `view`, which must outlive the walk. Null: the elements are contiguous, element i at offset
+  /// i.
   explicit ElementWalk(const StridedView* view) : view_(view) {
     if (view_ == nullptr || is_contiguous(*view_)) return;
     length_ = 0;  // No run yet.
@@ -150,7 +152,7 @@ void gather_elements(const std::byte* data, const StridedView& view, std::uint64
 
 // Splitting a range of a view's elements into rectangles in memory, each of which one 2D copy can transfer.
 
-/// A rectangle of `rows` runs of `run` contiguous elements; runs begin `pitch` elements apart.
+/// A rectangle in memory: `rows` runs of `run` contiguous elements each; runs begin `pitch` elements apart.
 struct RowRectangle {
   /// Row-major index of the rectangle's first element, relative to the beginning of the range.
   std::uint64_t first = 0;

@@ -28,14 +28,14 @@ bool is_master(const TensorSpec& spec, DType given);
 /// Number of bytes that device code loads at once where the alignment of all its pointers allows it.
 inline constexpr std::size_t kVectorBytes = 16;
 
-/// Returns the number of elements of `element_bytes` bytes from the last address at which a vector of `together`
-/// elements may begin to `at`.
+/// Returns the number of elements, of `element_bytes` bytes each, between the start of the aligned vector that contains
+/// `at` and `at` itself. A vector has `together` elements.
 inline std::uint8_t lead_of(const void* at, std::size_t element_bytes, std::size_t together) {
   return static_cast<std::uint8_t>(reinterpret_cast<std::uintptr_t>(at) / element_bytes % together);
 }
 
-/// Returns the number of bytes after a multiple of kVectorBytes at which a copy of `live` in elements of `dtype` must
-/// begin, so that device code can compare tensor and copy by vectors. A copy of fp32 masters holds their cast to bf16.
+/// Returns the address, modulo kVectorBytes, at which a copy of `live` with elements of `dtype` must begin so that
+/// device code can compare the tensor with the copy vector by vector. A copy of fp32 masters holds their cast to bf16.
 inline std::uint64_t lead_bytes_of(const TensorRef& live, DType dtype) {
   const std::size_t live_bytes = element_size(live.dtype);
   const std::size_t copy_bytes = element_size(dtype);
@@ -51,7 +51,7 @@ struct DigestIndex {
   bool flat = true;
   StridedView view;
 
-  /// Returns a walk that maps indices in the tensor to the numbers that are added to `first`. This object must outlive
+  /// Returns a walk whose offset(i) is the index of element i in the digest, minus `first`. This object must outlive
   /// the walk.
   ElementWalk walk() const { return ElementWalk(flat ? nullptr : &view); }
 };
@@ -65,8 +65,7 @@ struct TensorView {
   const StridedView* view = nullptr;  ///< Offsets of the elements; null: the elements are contiguous.
 };
 
-/// Location of a tensor in host memory. The template argument is std::byte, or const std::byte for a tensor that is
-/// only read.
+/// Location of a tensor in host memory. Byte is std::byte, or const std::byte for a tensor that is only read.
 template <class Byte>
 struct TensorPlace {
   Byte* data = nullptr;
@@ -75,22 +74,22 @@ struct TensorPlace {
   operator TensorView() const { return {data, view.get()}; }
 };
 
-/// Throws Error{kUsage} unless a reference fits the table's entry `spec`: its shape, its dtype (with `masters`, F32 for
-/// BF16 as well), strides that view_of_tensor takes, and a pointer that is not null, and on a device aligned to the
-/// elements. The error has the tensor's name and `what`, the role of the tensor.
+/// Throws Error{kUsage} unless a reference fits the table's entry `spec`: it must have the shape and the dtype of
+/// `spec` (with `masters`, F32 for BF16 as well), strides that view_of_tensor accepts, and a pointer that is not null
+/// and, on a device, aligned to the elements. The message has the tensor's name and `what`, the role of the tensor.
 void check_ref(const TensorSpec& spec, const TensorRef& tensor, const char* what, bool masters = false);
 /// Throws Error{kUsage} unless there is one reference for each tensor of the table, and check_ref accepts each of them.
 void check_refs(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what,
                 bool masters = false);
-/// Throws Error{kUsage} that names the tensor unless there is one reference for each tensor of the table, each to fp32
-/// masters of a bf16 tensor, or without data.
+/// Throws Error{kUsage} unless there is one reference for each tensor of the table, and each is to the fp32 masters of
+/// a bf16 tensor, or has no data; the message names the tensor.
 void check_cast_masters(const TensorTable& table, const std::vector<TensorRef>& masters);
 /// Throws Error{kUnsupported} that names the tensor, and says that `what` takes no views, when a tensor with data is
 /// not contiguous.
 void require_contiguous(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what);
 /// Returns the device of all tensors, or kHostMemory when there are none; tensors without data do not count. Throws
-/// Error{kUsage} unless there is one reference for each tensor of the table; also when a tensor is on another device
-/// than the tensors before it, and then names the tensor.
+/// Error{kUsage} unless there is one reference for each tensor of the table, and when a tensor is not on the same
+/// device as the others; the message then names the tensor. `what` is the role of the tensors, for messages.
 int common_device(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what);
 
 /// Returns the places of tensors in host memory that will be written. Throws as check_refs does, and Error{kUsage} for
@@ -103,8 +102,8 @@ std::vector<TensorPlace<const std::byte>> place_read_tensors(const TensorTable& 
                                                              const std::vector<TensorRef>& tensors, const char* what,
                                                              bool masters = false);
 
-/// Returns what elements [first, first + count) of a tensor add to the state digest; `index` says at which indices they
-/// count.
+/// Returns the share of the state digest that elements [first, first + count) of a tensor have; `index` maps them to
+/// their indices in the digest.
 StateDigest digest_elements(const DigestIndex& index, DType dtype, const TensorView& tensor, std::uint64_t first,
                             std::uint64_t count);
 

@@ -29,7 +29,7 @@ inline double trace_density(std::uint64_t changed, std::uint64_t elements) {
   return elements == 0 ? 0 : static_cast<double>(changed) / static_cast<double>(elements);
 }
 
-/// A string literal as a template argument, so that each name is registered once.
+/// A string literal that can be a template argument, so that each name of a range is registered once.
 template <std::size_t kSize>
 struct TraceName {
   constexpr TraceName(const char (&literal)[kSize]) { std::copy_n(literal, kSize, text); }
@@ -47,8 +47,8 @@ class TraceDomain {
   }
   nvtxDomainHandle_t handle() const noexcept { return handle_; }
 
-  /// Calls use(attributes) with the attributes of an event that has this name and this payload. A profiler without
-  /// extended payloads shows the raw bytes.
+  /// Calls use(attributes) with the attributes of an event that has this name and this payload. For a profiler that
+  /// does not know extended payloads, the payload is TracePayload::bytes alone.
   template <class Use>
   void with_event(nvtxStringHandle_t name, const TracePayload& payload, const Use& use) const {
     nvtxEventAttributes_t event{};

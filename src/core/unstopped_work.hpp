@@ -7,8 +7,8 @@
 
 namespace sparsecast {
 
-/// Records that work on a device could not be stopped. Writes one line to stderr at the first call. Any thread may call
-/// it.
+/// Records that work on a device could not be stopped, so that from now on this process frees no device memory and no
+/// pinned memory. Writes one line to stderr at the first call. Any thread may call it.
 void keep_device_memory() noexcept;
 /// Returns true when keep_device_memory() was called. Device memory and pinned memory must then be leaked, not freed.
 bool device_memory_is_kept() noexcept;
