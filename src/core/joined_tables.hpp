@@ -39,7 +39,7 @@ class JoinedTables {
  private:
   std::vector<std::shared_ptr<const TensorTable>> tables_;
   std::shared_ptr<const TensorTable> all_;
-  std::vector<std::size_t> first_;  ///< Index in all() of each stream's first tensor, then all().size().
+  std::vector<std::size_t> first_;  ///< Index in all() of each stream's first tensor; the last entry is all().size().
 };
 
 }  // namespace sparsecast

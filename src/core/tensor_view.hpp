@@ -19,8 +19,9 @@ namespace sparsecast {
 /// number of strides differs from that of dimensions, and for more than kMostDims dimensions.
 StridedView view_of_tensor(const TensorSpec& spec, const std::vector<std::int64_t>& strides);
 
-/// Returns true when a trainer's elements of dtype `given` are fp32 masters of a bf16 tensor of `dtype`, and false when
-/// the dtypes are equal. Throws Error{kUsage} with context `where` for any other combination.
+/// Returns true when `given`, the dtype of a trainer's elements, is F32 and `dtype`, the dtype of the tensor, is BF16:
+/// the elements are then fp32 masters. Returns false when the two dtypes are equal. Throws Error{kUsage} with context
+/// `where` for any other combination.
 bool is_master(DType dtype, DType given, const std::string& where);
 /// Does the same for a tensor of `spec`, whose name is in the error's context.
 bool is_master(const TensorSpec& spec, DType given);
