@@ -28,13 +28,13 @@ struct ApplyScratch {
   }
 };
 
-/// Throws Error{kCorrupt} when the payload of a block of a tensor of this dtype is not valid. Of a `context` block only
-/// the ranks are checked, because its values depend on the weights.
+/// Throws Error{kCorrupt} when the payload of a block is not valid; `dtype` is that of the block's tensor. Checks only
+/// the ranks of a `context` block, because its values depend on the weights.
 void validate_block(const BlockRef& block, DType dtype, ApplyScratch& scratch);
 
-/// Where apply_block() writes a block, and what it records of the write.
+/// Memory to which apply_block() writes a block, and places where it records the write.
 struct ApplyTarget {
-  /// Bits of the block's `span` elements or, with `view`, of the whole tensor; at any alignment.
+  /// Address of the block's first element or, with `view`, of the tensor's first element; at any alignment.
   std::byte* window = nullptr;
   DType dtype = DType::kBF16;
   const StridedView* view = nullptr;  ///< Offsets of the tensor's elements; null: they are contiguous.
@@ -45,8 +45,8 @@ struct ApplyTarget {
   Bytes* replaced = nullptr;
 };
 
-/// Returns the target of `block` in the tensor at `data`, whose offsets are `view` (null: contiguous), without a
-/// digest.
+/// Returns the target for `block` in the tensor at `data`. `view` has the offsets of the tensor's elements (null: they
+/// are contiguous). The target records no digest and no old bits.
 inline ApplyTarget target_in(std::byte* data, const StridedView* view, DType dtype, const BlockRef& block) {
   ApplyTarget target;
   target.window = view != nullptr ? data : data + block.first_element * element_size(dtype);
@@ -55,14 +55,15 @@ inline ApplyTarget target_in(std::byte* data, const StridedView* view, DType dty
   return target;
 }
 
-/// Decodes a block completely, then writes its changes to `target`, or undoes them with Direction::kInverse. Throws,
-/// with nothing written, Error{kCorrupt} for an invalid block and Error{kWrongBase} for a `context` block of another
-/// base. kInverse is possible for `xor` and `ulp` words, but not for a `context` block, whose positions depend on the
-/// bits before the change (Error{kUsage}). Returns the number of elements that the block names.
+/// Decodes a block completely, then writes its changes to `target`, or undoes them with Direction::kInverse. Returns
+/// the number of elements that the block lists as changed. Throws, before it writes anything, Error{kCorrupt} for an
+/// invalid block, and kWrongBase for a `context` block that was encoded against other old bits. kInverse is possible
+/// for the value codecs `xor` and `ulp`, but not for a `context` block, whose positions depend on the bits before the
+/// change (Error{kUsage}).
 std::uint32_t apply_block(const BlockRef& block, const ApplyTarget& target, Direction direction, ApplyScratch& scratch);
 
-/// Undoes a `raw` block. `replaced` begins with the bits that apply_block appended to ApplyTarget::replaced; returns
-/// the number of its bytes that were used.
+/// Undoes a `raw` block. `replaced` begins with the bits that apply_block() appended to ApplyTarget::replaced for this
+/// block. Returns the number of bytes of `replaced` that belong to this block.
 std::size_t restore_block(const BlockRef& block, const ApplyTarget& target, ConstBytes replaced, ApplyScratch& scratch);
 
 }  // namespace sparsecast

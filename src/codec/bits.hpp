@@ -16,9 +16,9 @@ namespace sparsecast {
 
 static_assert(std::endian::native == std::endian::little, "sparsecast stores words as they lie in memory");
 
-/// Writes fields of bits one after another, from a given bit of a buffer on. The bits of the buffer from there on must
-/// be zero. Bits are gathered in a register and stored without being read back, because a load that overlaps a fresh
-/// store would stall. Each put may store zeros up to 8 bytes beyond its last bit, so the buffer must reach that far.
+/// Writes fields of bits one after another into a buffer, from a given bit on. From that bit on, the buffer must be
+/// zero. Bits are gathered in a register and stored without being read back, because a load that overlaps a fresh store
+/// would stall. Each put may store zeros in the 8 bytes after its last bit, so the buffer must have room for them.
 class BitWriter {
  public:
   BitWriter(std::byte* base, std::uint64_t bit)
@@ -67,7 +67,7 @@ class BitWriter {
  private:
   std::byte* begin_;
   std::byte* at_;
-  std::uint64_t gathered_ = 0;  ///< The bits from *at_ on. Those from number used_ on are zero.
+  std::uint64_t gathered_ = 0;  ///< The bits from *at_ on; those with numbers of used_ or more are zero.
   std::uint32_t used_;
 };
 
@@ -143,8 +143,8 @@ class BitReader {
     return ((std::uint64_t{1} << low) | get(low)) - 1;
   }
 
-  /// Ends the part of the block that the reader reads. Returns the part's size in bytes, and throws Error{kCorrupt}
-  /// unless the rest of its last 4-byte unit is zero.
+  /// Ends the part of a block that this reader reads, which is padded to 4 bytes. Returns the size of the part in
+  /// bytes. Throws Error{kCorrupt} unless the padding bits are zero.
   std::uint64_t finish_part() {
     const std::uint64_t bytes = padded_bytes(bit_);
     if (bytes > bytes_.size()) overrun();

@@ -13,7 +13,7 @@
 namespace sparsecast {
 
 inline constexpr std::size_t kFramePrefix = 64;  ///< Bytes of the fixed fields at the beginning of a frame record.
-/// Alignment, in bytes, of FRAME records that lie together in device memory.
+/// Alignment, in bytes, of each of several frame records that lie together in device memory.
 inline constexpr std::uint32_t kFrameAlignment = 256;
 
 inline constexpr std::size_t kGroupBytes = 8;
@@ -22,10 +22,11 @@ inline constexpr std::size_t kBlockEntryBytes = 16;
 struct Coding {
   PositionCodec positions = PositionCodec::kPacked;
   ValueCodec values = ValueCodec::kUlp;
-  std::uint32_t kp = 0;  ///< Rice parameter of the gaps; with gap16, 1 when gaps are u32.
+  /// Rice parameter of the gaps (packed); for gap16, 1 when the gaps are u32 and 0 when they are u16.
+  std::uint32_t kp = 0;
   std::uint32_t kv = 0;  ///< Number of low bits of each magnitude that are stored without a code.
   std::uint32_t ke = 0;  ///< Rice parameter of the gaps between exceptions.
-  bool lengths = false;  ///< True when each magnitude is stored with a length of its own; kv and ke are then 0.
+  bool lengths = false;  ///< True when each magnitude is stored with its own length in bits; kv and ke are then 0.
 
   constexpr std::uint32_t pack() const {
     return static_cast<std::uint32_t>(positions) | static_cast<std::uint32_t>(values) << 3 | kp << 5 | kv << 10 |
@@ -43,14 +44,15 @@ struct Coding {
 
 inline constexpr std::uint32_t kMaxRiceParameter = 22;
 
-/// Options by which a writer codes blocks that are not `context` (docs/wire-format.md §5).
+/// Options for coding blocks that are not `context` (docs/wire-format.md §5).
 struct BlockRules {
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;
-  bool quick = false;  ///< Whether blocks of many changes use bitmaps, and values in fields of one width.
+  /// Whether blocks with many changes use a bitmap and values in fields of one width (is_quick_block).
+  bool quick = false;
 };
 
-/// Returns the block rules that `options` ask for. with_positions_decided() has returned these options.
+/// Returns the block rules for `options`, which must be a result of with_positions_decided().
 inline BlockRules rules_of(const EncodeOptions& options) {
   const Objective objective = options.objective.value_or(Objective::speed());
   return {options.positions, options.values,
@@ -79,7 +81,8 @@ SPARSECAST_HD std::uint32_t block_span(std::uint64_t tensor_elements, std::uint6
 // The rules of docs/wire-format.md §4 for a directory entry; every reader, on the host or on a device, uses these
 // functions.
 
-/// Returns true when a run of `tiles` tiles from `first_tile` on has no whole tile beyond the end of the tensor.
+/// Returns true when every tile of a run has at least one element of the tensor. The run has `tiles` tiles from
+/// `first_tile` on.
 SPARSECAST_HD bool run_is_in_tensor(std::uint64_t tensor_elements, std::uint64_t first_tile, std::uint32_t tiles) {
   return (first_tile + tiles - 1) * kTileElems < tensor_elements;
 }

@@ -16,8 +16,8 @@
 
 namespace sparsecast {
 
-/// A code that is followed by a tail later in the bit string: an escaped quotient, or an exception, whose tail has the
-/// bits below its highest one (docs/wire-format.md §4).
+/// A code whose remaining bits, the tail, are later in the bit string: an escaped quotient, or an exception, whose tail
+/// has the bits below its highest one bit (docs/wire-format.md §4).
 struct Escape {
   std::uint32_t index;
   std::uint32_t tail_bits;
@@ -30,7 +30,7 @@ struct ExceptionScratch {
   std::vector<std::uint32_t> zeros;
 };
 
-/// Number of changes whose element has a key and whose magnitude has a width in bits.
+/// Number of changes whose old word has the key `key` and whose magnitude has `width` bits.
 struct WidthCount {
   std::uint32_t key;
   std::uint32_t width;
@@ -45,16 +45,16 @@ struct ContextScratch {
   std::vector<std::uint64_t> magnitudes;
   // To encode.
   KeyCounts counts = {};
-  KeyCounts far = {};                         ///< Number of changes of more than one ULP, by key.
+  KeyCounts far = {};                         ///< Number of changes of more than one ULP, for each key.
   std::vector<std::uint32_t> found_ranks;     ///< Ranks of the changes, in the order of positions.
   std::vector<std::uint8_t> class_of_change;  ///< Classes of the changes, in the order of positions.
-  std::vector<std::uint8_t> down;             ///< Whether each change is negative, by number.
+  std::vector<std::uint8_t> down;             ///< For each change, by its number: 1 when it is negative, else 0.
   std::vector<std::uint32_t> gaps;
   std::vector<std::uint32_t> escaped;  ///< Quotients that are escaped, in order.
   std::vector<std::uint32_t> exceptions;
   std::vector<std::uint64_t> high;    ///< Magnitudes of the exceptions.
-  std::vector<std::uint32_t> widths;  ///< Number of changes, by key and width of the magnitude.
-  std::vector<WidthCount> seen;       ///< The numbers in `widths` that are not 0.
+  std::vector<std::uint32_t> widths;  ///< Number of changes for each pair of key and width of the magnitude.
+  std::vector<WidthCount> seen;       ///< The entries of `widths` that are not 0.
   // To decode.
   std::vector<std::uint64_t> quotients;
   std::vector<std::uint32_t> numbers;  ///< Numbers of the changes, in the order of positions.
@@ -81,7 +81,8 @@ struct ContextScratch {
 
 /// The bits of a block's elements before the delta.
 struct OldBits {
-  const std::byte* window = nullptr;  ///< Bits of the block's `span` elements, or of the whole tensor if `view` is set.
+  /// Address of the block's first element, or of the tensor's first element if `view` is set.
+  const std::byte* window = nullptr;
   DType dtype = DType::kBF16;
   const StridedView* view = nullptr;  ///< Offsets of the tensor's elements; null: they are contiguous.
 };
@@ -92,7 +93,7 @@ template <class T>
 struct DecodedBlock {
   std::vector<std::uint32_t> positions;
   std::vector<T> coded;
-  /// Number of valid entries in both arrays; all elements of the block for a dense block.
+  /// Number of valid entries in `coded` and, unless the block is dense, in `positions`.
   std::uint32_t count = 0;
   bool dense = false;
   /// The bitmap of a bitmap block, which lies within its payload; null for other blocks.
@@ -101,18 +102,19 @@ struct DecodedBlock {
   ContextScratch context;
 };
 
-/// Decodes and validates one block, and writes its changes to `out`. Bounds never come from the payload unchecked. A
-/// `context` block needs `old`, the bits of its elements before the delta: throws Error{kUsage} without them,
-/// Error{kWrongBase} when the block was encoded against other bits. Throws Error{kCorrupt} for an invalid block. The
-/// errors have no context.
+/// Decodes and validates one block, and writes its changes to `out`. Never trusts a length or an index in the payload
+/// without a check. A `context` block needs `old`, the bits of its elements before the delta: throws Error{kUsage}
+/// without `old`, and kWrongBase when the block was encoded against other bits. Throws Error{kCorrupt} for an invalid
+/// block. The errors have no context: the caller must add which block it is.
 template <class T>
 void decode_block(const BlockRef& block, DecodedBlock<T>& out, const OldBits* old = nullptr);
 
-/// Does what decode_block does, for a `context` block.
+/// Decodes and validates a `context` block, as decode_block does.
 template <class T>
 void decode_context(const BlockRef& block, const OldBits& old, DecodedBlock<T>& out);
 
-/// Throws Error{kCorrupt} unless the ranks of a `context` block are valid; its other parts depend on the weights.
+/// Throws Error{kCorrupt} unless the ranks of a `context` block are valid. The other parts of the block are not
+/// checked, because they depend on the weights.
 template <class T>
 void check_context(const BlockRef& block, DecodedBlock<T>& scratch);
 
@@ -124,7 +126,7 @@ struct BlockChanges {
   const T* coded = nullptr;
   std::uint32_t count = 0;  ///< Number of changes, at least 1.
   std::uint32_t span = 0;   ///< Number of elements of the block.
-  /// New bits of all `span` elements, needed only to send a raw block dense; null when unknown.
+  /// New bits of all `span` elements; needed only for a `raw` block that may become dense. Null when unknown.
   const std::byte* current = nullptr;
   /// Bitmap of the changed elements (docs/wire-format.md §4.1); null: the encoder makes it from `positions`.
   const std::byte* bitmap = nullptr;
@@ -134,7 +136,8 @@ struct BlockChanges {
   std::uint32_t old_sum = 0;
 };
 
-/// Scratch memory for the magnitudes of ulp values. Word has 32 bits, or 64 bits for elements of 64 bits.
+/// Scratch memory for the magnitudes of ulp values. Word is uint64_t for elements of 64 bits, and uint32_t for all
+/// others.
 template <class Word>
 struct UlpScratch {
   std::vector<Word> magnitudes;
@@ -153,11 +156,12 @@ struct EncodeScratch {
 };
 
 /// Encodes a block: appends its payload, a multiple of 4 bytes, to `payload`, and returns its coding. rules.positions
-/// is not kContext.
+/// must not be kContext.
 template <class T>
 Coding encode_block(const BlockChanges<T>& block, const BlockRules& rules, EncodeScratch& scratch, Bytes& payload);
 
-/// Encodes a block with `context` positions, as encode_block does. Needs `old_keys` and `old_sum` of the block.
+/// Encodes a block with `context` positions: appends its payload to `payload`, and returns its coding. Needs
+/// BlockChanges::old_keys and old_sum.
 template <class T>
 Coding encode_context(const BlockChanges<T>& block, ContextScratch& scratch, Bytes& payload);
 

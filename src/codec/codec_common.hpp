@@ -12,7 +12,8 @@
 
 namespace sparsecast {
 
-/// Returns the number of bytes that `bits` bits take, padded to whole 4-byte units as the parts of a block are.
+/// Returns the number of bytes that `bits` bits take when they are padded to a multiple of 4 bytes, as the parts of a
+/// block are.
 SPARSECAST_HD std::uint64_t padded_bytes(std::uint64_t bits) { return (bits + 31) / 32 * 4; }
 
 /// Returns the position of the highest set bit plus one; 0 for 0.
@@ -33,8 +34,8 @@ SPARSECAST_HD std::uint32_t bit_width32(std::uint32_t x) {
 #endif
 }
 
-/// Order of a dtype's bit patterns in which the `ulp` codec counts steps. The orders of pairs apply to each half of a
-/// byte.
+/// Order of a dtype's bit patterns; the `ulp` codec counts steps in this order. For pairs, it is the order of each half
+/// of a byte.
 enum class UlpOrder : std::uint8_t { kInteger, kFloat, kIntegerPair, kFloatPair };
 
 inline UlpOrder ulp_order(DType dtype) {
@@ -69,8 +70,8 @@ SPARSECAST_HD T from_ordered(T value, UlpOrder order) {
   return static_cast<T>(value & kSign ? value ^ kSign : ~value);
 }
 
-/// Returns the `ulp` coded word of a change: the difference of the ordered forms modulo 2^w for elements of w bits, or
-/// for pairs the code of the differences of both halves.
+/// Returns the `ulp` coded word of a change: the difference of the ordered-integer forms (ordered()) modulo 2^w for
+/// elements of w bits; for pairs, the code of the differences of both halves.
 template <class T>
 SPARSECAST_HD T ulp_difference(T new_bits, T old_bits, UlpOrder order) {
   const T to = ordered(new_bits, order);
@@ -95,7 +96,8 @@ SPARSECAST_HD T ulp_advance(T bits, T coded, UlpOrder order, bool inverse = fals
   return from_ordered(static_cast<T>(inverse ? from - coded : from + coded), order);
 }
 
-/// Returns the `ulp` coded word of two changes of an element, one after the other.
+/// Returns the `ulp` coded word of one change that has the effect of two changes of an element, `first` and then
+/// `second`.
 template <class T>
 SPARSECAST_HD T ulp_sum(T first, T second, UlpOrder order) {
   if constexpr (sizeof(T) == 1) {
@@ -104,7 +106,7 @@ SPARSECAST_HD T ulp_sum(T first, T second, UlpOrder order) {
   return static_cast<T>(first + second);
 }
 
-/// Returns the `ulp` coded word of the inverse of a change.
+/// Returns the `ulp` coded word of the change that undoes the change with the coded word `coded`.
 template <class T>
 SPARSECAST_HD T ulp_negative(T coded, UlpOrder order) {
   if constexpr (sizeof(T) == 1) {
@@ -142,13 +144,16 @@ SPARSECAST_HD std::uint32_t rice_parameter(std::uint32_t total, std::uint32_t n)
   return width > 1 ? width - 1 : 0;
 }
 
-/// Least quotient of a packed gap that is escaped: long gaps between clusters must not cost a unary code of their
-/// length, nor force a large parameter on the short gaps inside the clusters.
+/// Quotients of packed gaps from this number on are escaped, that is, not written in unary alone. Thus a long gap
+/// between clusters of changes needs no long unary code, and does not force a large Rice parameter on the short gaps
+/// inside the clusters.
 inline constexpr std::uint32_t kEscape = 8;
-/// Maximum number of zero bits before the one bit in the code of an escaped quotient, because gaps are less than 2^22.
+/// Maximum number of zero bits before the one bit in the code of an escaped quotient. It follows from gaps being less
+/// than 2^22.
 inline constexpr std::uint32_t kMaxQuotientZeros = kEscape + 21;
 
-/// Returns the least number of bits that the code of a gap, its remainder included, has with any Rice parameter.
+/// Returns a lower bound, over all Rice parameters, on the number of bits in the code of a gap (quotient and
+/// remainder).
 SPARSECAST_HD std::uint32_t least_gap_bits(std::uint32_t gap) { return bit_width32(gap) + 1; }
 
 /// Returns the number of bits in the tail of a quotient's code (docs/wire-format.md §4.1); 0 for a quotient below
@@ -162,23 +167,23 @@ SPARSECAST_HD std::uint32_t quotient_zeros(std::uint32_t quotient) {
   return quotient < kEscape ? quotient : kEscape + quotient_tail_bits(quotient);
 }
 
-/// Returns the least quotient whose code has `zeros` zero bits before the one bit; the number in the tail is added to
-/// it.
+/// Returns the least quotient whose code has `zeros` zero bits before the one bit. A quotient is this number plus the
+/// number in its tail.
 SPARSECAST_HD std::uint32_t quotient_of_zeros(std::uint32_t zeros) {
   return zeros < kEscape ? zeros : kEscape - 1 + (1U << (zeros - kEscape));
 }
 
-/// Returns the estimated number of bits that the positions of `exceptions` exceptions among n values take; used only to
-/// choose kv.
+/// Returns an estimate of the number of bits that the positions of `exceptions` exceptions among n values take; used
+/// only to choose Coding::kv.
 SPARSECAST_HD std::uint64_t estimate_rice_bits(std::uint32_t exceptions, std::uint32_t n) {
   if (exceptions == 0) return 0;
   const std::uint32_t k = rice_parameter(n - exceptions, exceptions);
   return std::uint64_t{exceptions} * (1 + k) + ((n - exceptions) >> k);
 }
 
-/// Returns the number of bits that n magnitudes of `width`-bit elements take with `kv` low bits each
-/// (docs/wire-format.md §5.3). by_width[b] is the number of magnitudes that have b bits. Sets `exceptions` to the
-/// number of magnitudes that have more than `kv` bits.
+/// Returns an estimate of the number of bits that the magnitudes of n values take with Coding::kv = `kv`, for elements
+/// of `width` bits (docs/wire-format.md §5.3). by_width[b] is the number of magnitudes that have b bits. Sets
+/// `exceptions` to the number of magnitudes that have more than `kv` bits.
 SPARSECAST_HD std::uint64_t ulp_cost(const std::uint32_t* by_width, std::uint32_t width, std::uint32_t n,
                                      std::uint32_t kv, std::uint32_t& exceptions) {
   exceptions = 0;
@@ -193,8 +198,8 @@ SPARSECAST_HD std::uint64_t ulp_cost(const std::uint32_t* by_width, std::uint32_
 // Quick blocks (docs/wire-format.md §5.7): fields of one width that few values exceed, after M. Zukowski et al.,
 // "Super-Scalar RAM-CPU Cache Compression", 2006 (patched frames of reference).
 
-/// Returns true when a writer with BlockRules::quick codes a block in which `changes` of `span` elements changed as a
-/// quick block.
+/// Returns true when a block in which `changes` of `span` elements changed is coded as a quick block, if
+/// BlockRules::quick is set.
 SPARSECAST_HD bool is_quick_block(std::uint32_t changes, std::uint32_t span) {
   return std::uint64_t{changes} * 4 >= span;
 }
@@ -202,8 +207,8 @@ SPARSECAST_HD bool is_quick_block(std::uint32_t changes, std::uint32_t span) {
 /// Returns the maximum number of exceptions among the values of a quick block with `changes` changes.
 SPARSECAST_HD std::uint32_t quick_exceptions(std::uint32_t changes) { return changes / 16; }
 
-/// Returns the number of bits of the field that holds a magnitude's length, 0 to width - 1, for elements of `width`
-/// bits (docs/wire-format.md §4.2).
+/// Returns the number of bits of the field that holds the length of a magnitude, a number from 0 to width - 1. `width`
+/// is the number of bits of an element (docs/wire-format.md §4.2).
 SPARSECAST_HD constexpr std::uint32_t length_field_bits(std::uint32_t width) {
   return width == 8 ? 3 : width == 16 ? 4 : width == 32 ? 5 : 6;
 }
@@ -219,8 +224,8 @@ SPARSECAST_HD std::uint32_t bits_below_highest(T magnitude) {
   }
 }
 
-/// Returns the number of bits that the magnitudes of ulp_cost take when each is stored with its length
-/// (Coding::lengths).
+/// Returns the number of bits that the magnitudes of n values take when each is stored with its length
+/// (Coding::lengths). The other arguments are those of ulp_cost().
 SPARSECAST_HD std::uint64_t lengths_cost(const std::uint32_t* by_width, std::uint32_t width, std::uint32_t n) {
   std::uint64_t cost = std::uint64_t{n} * length_field_bits(width);
   for (std::uint32_t bits = 2; bits <= width; ++bits) cost += std::uint64_t{by_width[bits]} * (bits - 1);
@@ -232,8 +237,8 @@ SPARSECAST_HD std::uint32_t exp_golomb_bits(std::uint64_t v) {
   return static_cast<std::uint32_t>(2 * bit_width64(v + 1) - 1);
 }
 
-/// Returns the bf16 bits of a number given by its fp32 bits, rounded to nearest, ties to even. A NaN stays a NaN:
-/// quiet, same sign, the upper bits of its payload.
+/// Returns the bf16 bits of the number with these fp32 bits, rounded to nearest, ties to even. A NaN becomes a quiet
+/// NaN with the same sign and the upper bits of its payload.
 SPARSECAST_HD std::uint16_t bf16_from_f32_bits(std::uint32_t bits) {
   if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x0040U);
   return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);

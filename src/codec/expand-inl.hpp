@@ -22,8 +22,8 @@ namespace sparsecast::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Writes the positions of the set bits of `words` mask words to `positions`, where bit 0 of the first word has
-/// position `first`. Returns the end of the written positions; may write up to 64 entries beyond.
+/// Writes the positions of the set bits of `words` mask words to `positions`; bit 0 of the first word has the position
+/// `first`. Returns the end of the written positions; may write up to 64 entries beyond this end.
 HWY_INLINE std::uint32_t* ExpandWords(const std::uint64_t* mask, std::uint32_t words, std::uint32_t first,
                                       std::uint32_t* positions) {
   // The guard bit spares a test for zero, which compilers turn into a branch.
@@ -44,8 +44,8 @@ HWY_INLINE std::uint32_t* ExpandWords(const std::uint64_t* mask, std::uint32_t w
   return positions;
 }
 
-/// Does the same as ExpandWords for masks with many set bits: makes a vector of positions at a time, and keeps the
-/// positions of set bits.
+/// Does the same as ExpandWords, faster for masks with many set bits: makes a vector of consecutive positions at a
+/// time, and keeps those whose bits are set.
 HWY_INLINE std::uint32_t* ExpandDenseWords(const std::uint64_t* mask, std::uint32_t words, std::uint32_t first,
                                            std::uint32_t* positions) {
   const hn::ScalableTag<std::uint32_t> d;
@@ -67,7 +67,7 @@ HWY_INLINE std::uint32_t* ExpandDenseWords(const std::uint64_t* mask, std::uint3
 /// Least average number of set bits per mask word with which ExpandDenseWords is faster than ExpandWords.
 constexpr std::uint32_t kDenseBits = 3;
 
-/// Does the same as ExpandWords, by the faster of the two functions above.
+/// Does the same as ExpandWords; chooses the faster of the two functions above by the number of set bits.
 HWY_INLINE std::uint32_t* Expand(const std::uint64_t* mask, std::uint32_t words, std::uint32_t first,
                                  std::uint32_t* positions) {
   std::uint32_t bits = 0;

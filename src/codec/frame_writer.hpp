@@ -16,7 +16,7 @@
 
 namespace sparsecast {
 
-/// The encoded blocks of one section, which wait for the frame writer.
+/// The encoded blocks of one section, before the frame writer puts them into frames.
 struct SectionBlocks {
   std::vector<EncodedBlock> blocks;
   Bytes payload;
@@ -34,7 +34,8 @@ struct SectionBlocks {
 template <class T>
 class SectionBuilder {
  public:
-  /// Creates a builder for any number of sections, one after another. `block_changes` is EncodeOptions::block_changes.
+  /// Makes a builder for any number of sections, one after another. `block_changes` is EncodeOptions::block_changes,
+  /// the number of changes after which a block ends.
   SectionBuilder(const BlockRules& rules, std::uint32_t block_changes)
       : rules_(rules), plain_block_changes_(block_changes) {
     const std::uint32_t most =
@@ -45,8 +46,8 @@ class SectionBuilder {
   }
 
   /// Memory into which the caller writes the changes of a tile: to `positions` the position of each changed element in
-  /// the tile, plus `base`; to `coded` its coded word; to `bitmap`, if it likes, the bitmap of the tile. There is room
-  /// for cpu::kCodedSlack more words, and cpu::kBitmapSlack more bytes of the bitmap.
+  /// the tile, plus `base`; to `coded` the coded word of the element; to `bitmap`, optionally, the bitmap of the tile.
+  /// `coded` has room for cpu::kCodedSlack more words, and `bitmap` for cpu::kBitmapSlack more bytes.
   struct TileSlot {
     std::uint32_t* positions;
     T* coded;
@@ -65,8 +66,8 @@ class SectionBuilder {
     seen_ = 0;
   }
 
-  /// Begins the tile with this number, which increases from call to call, and returns the slot for its changes. The
-  /// slot has room for all elements of the tile, and is valid until end_tile().
+  /// Begins tile number `tile`, and returns the slot for its changes. Tile numbers must increase from call to call. The
+  /// slot has room for the changes of all elements of the tile, and is valid until end_tile().
   TileSlot begin_tile(std::uint32_t tile) {
     if (pending_ != 0 && seen_ / block_changes_ != bucket_) flush(nullptr);
     if (pending_ == 0) {
@@ -80,8 +81,8 @@ class SectionBuilder {
     return {positions_.data() + pending_, coded_.data() + pending_, (tile - first_tile_) * kTileElems, bitmap_.data()};
   }
 
-  /// Returns whether end_tile(), called with this `count` for the tile begun last, may read its argument `current` (the
-  /// new bits of the whole tile). When false, the caller may pass null and need not gather them.
+  /// Returns true when end_tile(), with this `count`, may read its argument `current`, the new bits of the whole tile.
+  /// When false, the caller may pass null for `current`.
   bool needs_current(std::uint32_t count) const {
     if (rules_.values != ValueCodec::kRaw || count == 0) return false;
     return count >= block_changes_ || (std::uint64_t{tile_} + 1) * kTileElems >= elements_;
@@ -90,8 +91,8 @@ class SectionBuilder {
   /// Returns true when add_old_bits() must be called for all parts of every tile.
   bool needs_old_bits() const { return context_; }
 
-  /// Takes the old bits of the next `count` elements of the tile. These are a multiple of 4 bytes, except at the end of
-  /// the tensor.
+  /// Takes the old bits of the next `count` elements of the current tile. Their size must be a multiple of 4 bytes,
+  /// except at the end of the tensor.
   void add_old_bits(const std::byte* old, std::uint32_t count) {
     const std::size_t begin = old_keys_.size();
     old_keys_.resize(begin + count);
@@ -99,8 +100,8 @@ class SectionBuilder {
     old_sums_.back() += cpu::sum_words(old, count * sizeof(T));
   }
 
-  /// Ends a tile, whose slot holds `count` changes, perhaps none. `current` are the new bits of the whole tile; null
-  /// when they are not known. `has_bitmap` says that the slot holds the bitmap as well.
+  /// Ends the current tile. Its slot holds `count` changes; 0 is possible. `current` are the new bits of the whole
+  /// tile; null when they are not known. `has_bitmap`: whether the caller has written the bitmap of the slot.
   void end_tile(std::uint32_t count, const std::byte* current, bool has_bitmap = false) {
     if (count == 0) return;
     const bool alone = count >= block_changes_;
@@ -133,8 +134,8 @@ class SectionBuilder {
     bucket_ = seen_ / block_changes_;
   }
 
-  /// Ends the pending block. `current` are its new bits, or null; `has_bitmap` says that the block is one tile, and
-  /// bitmap_ is its bitmap.
+  /// Encodes the pending tiles. `current` are their new bits, or null when they are not known. `has_bitmap`: whether
+  /// bitmap_ has the bitmap of the block, which then is a single tile.
   void flush(const std::byte* current, bool has_bitmap = false) {
     if (context_) {
       flush_context();
@@ -152,8 +153,7 @@ class SectionBuilder {
 
   std::uint32_t span_of(const TileRun& run) const { return block_span(elements_, run.first, run.tiles); }
 
-  /// Encodes a block of `count` changes in the tiles of `run`, and appends it to `out`. Does not use `context`
-  /// positions, which would need old bits.
+  /// Encodes a block of `count` changes in the tiles of `run`, and appends it to `out`. Never uses `context` positions.
   void append_block(const TileRun& run, const std::uint32_t* positions, const T* coded, std::uint32_t count,
                     const std::byte* current, const std::byte* bitmap, SectionBlocks& out) {
     const std::size_t begin = out.payload.size();
@@ -163,7 +163,7 @@ class SectionBuilder {
     append_entry(run, count, encode_block(changes, rules, scratch_, out.payload), begin, out);
   }
 
-  /// Appends the entry of a block to `out`. The block's payload is out.payload from `begin` to its end.
+  /// Appends the entry of a block to `out`. The payload of the block is the part of out.payload from `begin` on.
   void append_entry(const TileRun& run, std::uint32_t count, const Coding& coding, std::size_t begin,
                     SectionBlocks& out) {
     EncodedBlock block;
@@ -176,8 +176,8 @@ class SectionBuilder {
     out.blocks.push_back(block);
   }
 
-  /// Appends the pending tiles as one `context` block, or as the blocks of mode kAuto where these are not larger
-  /// (docs/wire-format.md §5.4).
+  /// Appends the pending tiles as one `context` block, or as the blocks that mode kAuto makes of them, if these are not
+  /// larger (docs/wire-format.md §5.4).
   void flush_context() {
     const TileRun run{first_tile_, last_tile_ - first_tile_ + 1};
     BlockChanges<T> changes{positions_.data(), coded_.data(), pending_, span_of(run)};
@@ -201,8 +201,8 @@ class SectionBuilder {
     counts_.clear();
   }
 
-  /// Calls take(run, first, count) for each block that mode kAuto makes of the pending tiles: its tiles, the number of
-  /// its first change, and the number of its changes.
+  /// Calls take(run, first, count) for each block that mode kAuto makes of the pending tiles. `run` are the tiles of
+  /// the block, `first` is the index of its first pending change, and `count` the number of its changes.
   template <class Take>
   void divide(const Take& take) const {
     std::uint64_t before = seen_ - pending_;
@@ -224,8 +224,8 @@ class SectionBuilder {
     }
   }
 
-  /// Returns a lower bound on the bytes of the blocks that mode kAuto makes of the pending tiles. It counts the sign
-  /// and the shortest gap code of each change, or a bitmap, or all words of a block.
+  /// Returns a lower bound on the bytes of the blocks that mode kAuto makes of the pending tiles. For each block, the
+  /// bound is the least of the bytes with gap codes, with a bitmap, and with all words.
   std::uint64_t least_divided_bytes() const {
     std::uint64_t bytes = 0;
     divide([&](const TileRun& run, std::uint32_t first, std::uint32_t count) {
@@ -241,8 +241,8 @@ class SectionBuilder {
     return bytes;
   }
 
-  /// Encodes to divided_ the blocks that mode kAuto makes of the pending tiles. Returns their bytes, those of their
-  /// entries included.
+  /// Encodes into divided_ the blocks that mode kAuto makes of the pending tiles. Returns the number of their bytes,
+  /// with directory entries.
   std::uint64_t divided_bytes() {
     divided_.clear();
     divide([&](const TileRun& run, std::uint32_t first, std::uint32_t count) {
@@ -260,7 +260,7 @@ class SectionBuilder {
   };
 
   BlockRules rules_;
-  std::uint32_t plain_block_changes_;  ///< Number of changes at which a block ends that is not `context`.
+  std::uint32_t plain_block_changes_;  ///< Number of changes after which a block ends, unless it is `context`.
   std::uint32_t block_changes_ = kBlockChanges;
   std::uint64_t elements_ = 0;
   DType dtype_ = DType::kBF16;
@@ -269,10 +269,12 @@ class SectionBuilder {
   std::vector<std::uint32_t> positions_;
   std::vector<T> coded_;
   Bytes bitmap_;
-  std::vector<std::uint8_t> old_keys_;   ///< Keys of all elements from first_tile_ on, if context_.
+  /// Keys of the elements of all tiles from first_tile_ on; used only if context_ is true.
+  std::vector<std::uint8_t> old_keys_;
   std::vector<std::uint32_t> old_sums_;  ///< Sum of the old bits of each tile from first_tile_ on, as 32-bit words.
-  std::vector<TileCount> counts_;        ///< Number of changes of each pending tile that has any, if context_.
-  /// Positions of changes, relative to the first element of a block of mode kAuto.
+  /// Number of changes of each pending tile with changes; used only if context_ is true.
+  std::vector<TileCount> counts_;
+  /// Scratch memory for divided_bytes(): positions relative to the first element of a block.
   std::vector<std::uint32_t> moved_;
   SectionBlocks divided_;
   EncodeScratch scratch_;
@@ -284,8 +286,8 @@ class SectionBuilder {
   std::uint32_t tile_ = 0;
 };
 
-/// Packs blocks, given in order of tensor and tile, into frames and hands each finished record to the sink.
-/// The blocks and the capacity alone decide where a frame ends (docs/wire-format.md §5.5).
+/// Packs blocks into frames, and passes each finished frame record to the sink. The caller appends blocks in the order
+/// of tensors and tiles. Only the blocks and the frame capacity decide where a frame ends (docs/wire-format.md §5.5).
 class FrameWriter {
  public:
   FrameWriter(const DeltaHeader& header, int zstd_level, RecordSink sink);
@@ -302,8 +304,9 @@ class FrameWriter {
   DeltaHeader header_;
   int zstd_level_;
   RecordSink sink_;
-  std::vector<std::uint32_t> groups_;   ///< Groups of the open frame: pairs of tensor and number of blocks.
-  std::vector<std::uint32_t> entries_;  ///< Directory entries of the open frame, four words per block.
+  /// Groups of the unfinished frame: for each tensor its number and the number of its blocks.
+  std::vector<std::uint32_t> groups_;
+  std::vector<std::uint32_t> entries_;  ///< Directory entries of the unfinished frame, four words for each block.
   Bytes payload_;
   std::uint64_t changed_ = 0;
   Bytes checksums_;

@@ -17,9 +17,10 @@ namespace sparsecast::cpu {
 std::uint32_t compare_tile(const std::byte* current, const std::byte* old, std::uint32_t count,
                            std::size_t element_bytes, std::uint32_t* positions);
 
-/// Casts `count` floats to bf16 (bf16_from_f32_bits) into `cast`, and finds the results that differ from the elements
-/// at `old`. Writes their indices to `positions` and returns their number. `kept`, unless null, receives the old bits;
-/// `old` and `cast` may then be the same memory. All memory may have any alignment.
+/// Casts the `count` fp32 numbers at `master` to bf16 (bf16_from_f32_bits) and writes them to `cast`. Finds the
+/// elements of `cast` that differ from those at `old`, writes their indices to `positions`, and returns their number.
+/// `kept`, unless null, receives a copy of the `count` elements at `old`; `old` and `cast` may then be the same memory.
+/// All memory may have any alignment.
 std::uint32_t cast_tile(const std::byte* master, std::uint32_t count, const std::byte* old, std::byte* cast,
                         std::byte* kept, std::uint32_t* positions);
 
@@ -27,22 +28,22 @@ std::uint32_t cast_tile(const std::byte* master, std::uint32_t count, const std:
 /// to `positions` and returns their number.
 std::uint32_t expand_tile(const std::uint64_t* mask, std::uint32_t count, std::uint32_t* positions);
 
-/// Writes the sign plane of coded ulp words (docs/wire-format.md §4.2): bit i of `out` is the highest bit of word i.
-/// Writes whole 8-byte words, one more than `count` needs.
+/// Writes the signs of `count` coded ulp words (docs/wire-format.md §4.2): bit i of `out` is the highest bit of word i.
+/// Writes whole 8-byte units, and one unit more than `count` bits need.
 void sign_bits(const std::byte* coded, std::uint32_t count, std::size_t element_bytes, std::byte* out);
 
-/// Returns the least number b such that at most `most` of the coded ulp words have a magnitude of more than b bits. No
-/// word is 0.
+/// Returns the least number b such that at most `most` of the `count` coded ulp words have a magnitude (ulp_magnitude)
+/// of more than b bits. No word may be 0.
 std::uint32_t least_low_bits(const std::byte* coded, std::uint32_t count, std::size_t element_bytes,
                              std::uint32_t most);
 
-/// Finds the coded ulp words whose magnitude has more than `low_bits` bits. Writes their indices to `indices` and
-/// returns their number.
+/// Finds those of `count` coded ulp words whose magnitude (ulp_magnitude) has more than `low_bits` bits. Writes their
+/// indices to `indices` and returns their number.
 std::uint32_t find_exceptions(const std::byte* coded, std::uint32_t count, std::size_t element_bytes,
                               std::uint32_t low_bits, std::uint32_t* indices);
 
-/// Returns the number of bits in the codes of the quotients of `count` gaps with Rice parameter `kp`: their zeros and
-/// their tails (codec_common.hpp), without the `count` one bits. Gaps are less than 2^22, `count` at most kTileElems.
+/// Returns the total number of bits that the codes of the quotients of `count` gaps with Rice parameter `kp` have, zero
+/// bits and tails, without the one bit of each code. Gaps are less than 2^22, `count` at most kTileElems.
 std::uint32_t quotient_bits(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp);
 
 }  // namespace sparsecast::cpu

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Writing of many codes into a bit string (docs/wire-format.md §4), with SIMD: the codes of a vector of numbers are
-// joined in registers, so that one store serves several of them.
+// Functions that write many codes into a bit string (docs/wire-format.md §4), with SIMD: the codes of several numbers
+// are joined in registers and stored together.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,18 +13,19 @@
 
 namespace sparsecast::cpu {
 
-/// Writes to `gaps` the gaps between `count` increasing positions: differences of neighbours, less one. The first gap
-/// is the first position.
+/// Writes to `gaps` the gaps between `count` increasing positions: gap i is positions[i] - positions[i - 1] - 1, and
+/// gap 0 is positions[0].
 void list_gaps(const std::uint32_t* positions, std::uint32_t count, std::uint32_t* gaps);
 
 /// Writes the low `width` (0 to 32) bits of each of `count` numbers.
 void put_fields(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t width, BitWriter& writer);
 
-/// Writes number >> shift for each of `count` numbers in unary: that many zero bits, then a one bit.
+/// Writes n >> shift in unary for each n of `count` numbers: n >> shift zero bits, then a one bit.
 void put_unary(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t shift, BitWriter& writer);
 
-/// Writes the codes of the quotients gap >> kp of `count` gaps. Quotients from kEscape on are written as escapes
-/// (docs/wire-format.md §4.1), and appended to `escaped`, from which the caller writes their tails.
+/// Writes the codes of the quotients gap >> kp of `count` gaps. Quotients of kEscape or more are written as escapes,
+/// without their tails (docs/wire-format.md §4.1), and appended to `escaped`; the caller must write the tails later
+/// (put_escaped_tails).
 void put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer,
                    std::vector<std::uint32_t>& escaped);
 
@@ -37,11 +38,12 @@ void put_low_bits(const std::uint8_t* coded, std::uint32_t count, std::uint32_t 
 void put_low_bits(const std::uint16_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer);
 void put_low_bits(const std::uint32_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer);
 
-/// Adds to by_width[b], for b from 0 to 32, how many of `count` numbers have exactly b bits up to their highest one
-/// bit.
+/// For each b from 0 to 32, adds to by_width[b] how many of `count` numbers have a bit width of b (the highest one bit
+/// is bit b - 1; 0 for the number 0).
 void count_widths(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t* by_width);
 
-/// Writes, for each of `count` numbers, the number of its bits up to its highest one bit, in a field of `field` bits.
+/// Writes the bit width of each of `count` numbers (the position of its highest one bit plus one; 0 for 0) in a field
+/// of `field` bits.
 void put_widths(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t field, BitWriter& writer);
 
 /// Writes bits_below_highest() of each of `count` numbers in unary.

@@ -2,7 +2,7 @@
 #pragma once
 
 // Steps of two 4-bit numbers that share a byte, as one coded word (docs/wire-format.md §4.2); shared by host and
-// device. The steps of both halves, modulo 16, are a byte too: that of the low half in its low four bits.
+// device. The two steps, modulo 16, are stored in one byte, too: the step of the low half is in the low four bits.
 
 #include <array>
 #include <cstdint>
@@ -34,8 +34,8 @@ SPARSECAST_HD constexpr std::uint8_t halves_from_ordered(std::uint8_t values) {
   return static_cast<std::uint8_t>(values ^ (0x88 | (negative - (negative >> 3))));
 }
 
-/// Returns the coded word of the steps of both halves of a byte. The smaller the greater of the two steps is, the
-/// smaller is the magnitude of the word.
+/// Returns the coded word of the steps of both halves of a byte. When the larger of the two steps is small, the
+/// magnitude of the word (ulp_magnitude) is small, too.
 SPARSECAST_HD constexpr std::uint8_t compute_pair_code(std::uint8_t steps) {
   const int low = ((steps & 15) ^ 8) - 8;
   const int high = (steps >> 4 ^ 8) - 8;

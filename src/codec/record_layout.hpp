@@ -22,8 +22,8 @@ namespace sparsecast {
 /// Returns `raw` compressed to one zstd frame, or an empty result when the frame would not be smaller than `raw`.
 Bytes compress_smaller(ConstBytes raw, int level);
 
-/// Returns the content of the zstd frame `stored`. Throws Error{kCorrupt} unless it is exactly one frame with
-/// `raw_bytes` bytes of content; never decompresses more than these.
+/// Returns the content of the zstd frame `stored`. Throws Error{kCorrupt} unless `stored` is exactly one frame with
+/// `raw_bytes` bytes of content; never decompresses more bytes.
 Bytes decompress_exact(ConstBytes stored, std::size_t raw_bytes);
 
 }  // namespace sparsecast
@@ -83,12 +83,13 @@ inline void require_zero(ConstBytes bytes, const char* what) {
 inline std::uint64_t table_checksum(ConstBytes fixed, ConstBytes stored) { return xxh3_64(stored, xxh3_64(fixed)); }
 
 /// Returns the checksum of a FRAME record (docs/wire-format.md §2.3) from `fixed`, its first 56 bytes, and `words`, the
-/// sum over the words of its content (sum_of_frame_words), which a device adds up in parallel.
+/// sum of the words after its fixed fields (sum_of_frame_words), which a device can compute in parallel.
 inline std::uint64_t frame_checksum(ConstBytes fixed, const StateDigest& words) {
   const auto sum = std::bit_cast<std::array<std::byte, 16>>(std::array{words.value.lo, words.value.hi});
   return xxh3_64(sum, xxh3_64(fixed));
 }
-/// Returns the sum over the 64-bit words of a FRAME record behind its fixed fields (add_frame_word).
+/// Returns the sum of the 64-bit words after the fixed fields of a FRAME record: the state digest of a tensor with key
+/// 0 of these words (add_frame_word).
 inline StateDigest sum_of_frame_words(ConstBytes record) {
   return digest_span(Hash128{}, DType::kI64, 0, record.subspan(kFramePrefix));
 }

@@ -24,7 +24,7 @@ void grow(Vector& vector, std::size_t size) {
 }
 
 /// Reads `count` unary codes: writes to `zeros` the number of zero bits before each of the next `count` one bits.
-/// `ones` is scratch memory. Throws Error{kCorrupt} where the string ends before.
+/// `ones` is scratch memory. Throws Error{kCorrupt} when the string has fewer one bits.
 inline void read_unary(BitReader& reader, std::uint32_t count, std::vector<std::uint32_t>& ones, std::uint32_t* zeros) {
   if (count == 0) return;
   grow(ones, count + cpu::kOnesSlack);
@@ -33,9 +33,10 @@ inline void read_unary(BitReader& reader, std::uint32_t count, std::vector<std::
   reader.skip(std::uint64_t{ones[count - 1]} + 1);
 }
 
-/// Reads the exceptions among `count` changes, whose gaps have the Rice parameter `ke`, into scratch.list: the index of
-/// each, and the number of bits below its highest one bit, which must be less than `high_bits`. Those bits themselves
-/// follow in the string; returns their total number. Throws Error{kCorrupt}.
+/// Reads the exceptions among `count` changes into scratch.list: for each exception its index and the number of bits
+/// below its highest one bit, which must be less than `high_bits`. `ke` is the Rice parameter of the gaps between
+/// indices. Returns the total number of these lower bits, which follow in the string and are not read. Throws
+/// Error{kCorrupt}.
 inline std::uint64_t read_exceptions(BitReader& reader, std::uint32_t count, std::uint32_t ke, std::uint32_t high_bits,
                                      ExceptionScratch& scratch) {
   const std::uint64_t exceptions = reader.get_exp_golomb();

@@ -15,7 +15,7 @@
 namespace sparsecast {
 
 /// Chooses the Rice parameter of the gaps of a packed block (docs/wire-format.md §5.2), and sets `kp` to it. Returns
-/// the number of bits that the positions then take.
+/// the number of bits that the positions take with this parameter. `gaps` are the gaps between the `count` positions.
 inline std::uint64_t choose_kp(const std::uint32_t* positions, const std::uint32_t* gaps, std::uint32_t count,
                                std::uint32_t& kp) {
   const auto bits_with = [&](std::uint32_t k) {
@@ -32,7 +32,7 @@ inline std::uint64_t choose_kp(const std::uint32_t* positions, const std::uint32
   return bits;
 }
 
-/// Writes the tails of escaped quotients, in order.
+/// Writes the tails of the quotients in `escaped`, in order (docs/wire-format.md §4.1).
 inline void put_escaped_tails(const std::vector<std::uint32_t>& escaped, BitWriter& writer) {
   for (const std::uint32_t quotient : escaped) {
     writer.put(quotient - quotient_of_zeros(quotient_zeros(quotient)), quotient_tail_bits(quotient));
@@ -45,8 +45,9 @@ inline std::uint32_t exceptions_parameter(const std::uint32_t* index, std::uint3
   return count == 0 ? 0 : rice_parameter(index[count - 1] + 1 - count, count);
 }
 
-/// Writes `count` exceptions: their number, the gaps between their indices with Rice parameter `ke`, and for each
-/// exception `high`, its magnitude without low bits, which is not 0. `gaps` is scratch memory of `count` entries.
+/// Writes `count` exceptions: their number, the gaps between their indices `index` with Rice parameter `ke`, and the
+/// numbers `high`, which are their magnitudes without the low bits and must not be 0. `gaps` is scratch memory of
+/// `count` entries.
 template <class Word>
 void put_exceptions(const std::uint32_t* index, std::uint32_t count, std::uint32_t ke, const Word* high,
                     std::uint32_t* gaps, BitWriter& writer) {

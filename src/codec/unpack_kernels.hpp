@@ -19,12 +19,13 @@ inline constexpr std::size_t kOnesSlack = 512 + 64;
 std::uint32_t list_ones(std::span<const std::byte> bytes, std::uint64_t begin, std::uint32_t count,
                         std::uint32_t* places);
 
-/// Returns the number of one bits in a string of whole 4-byte units.
+/// Returns the number of one bits in a string whose size is a multiple of 4 bytes.
 std::uint64_t count_ones(std::span<const std::byte> bytes);
 
 /// Turns `count` magnitudes in `words` into coded words (ulp_from_magnitude), in place; bit i of `signs` says whether
 /// word i is negative. The magnitudes must be below half the range of a word of `element_bytes` bytes. Returns true
-/// when all coded words fit, and false when one does not: the greatest magnitude with a positive sign.
+/// when all coded words fit into the word size. Returns false when one does not fit, which is the case only for the
+/// greatest possible magnitude with a positive sign.
 bool sign_magnitudes(std::span<const std::byte> signs, std::uint32_t count, std::size_t element_bytes, void* words);
 
 /// Reads `count` fields of `width` bits, one after another from bit `bit` of the string on, into words of
