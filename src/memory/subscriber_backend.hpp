@@ -12,7 +12,7 @@
 
 namespace sparsecast {
 
-/// FRAME records of one stream's delta, in device memory and in order of sequence.
+/// Frame records of one stream's delta, in device memory and in order of their sequence numbers.
 struct StreamRecords {
   std::size_t stream = 0;
   std::vector<DeviceRecord> frames;
@@ -31,9 +31,9 @@ class SubscriberBackend {
   /// Returns the digests of tensors [first, first + count), read in full.
   virtual std::vector<StateDigest> digests(std::size_t first, std::size_t count) = 0;
 
-  /// Begins a new staging. Drops everything that was staged before, and the data for roll_back().
+  /// Begins to stage deltas. Drops everything that was staged before, and the data for roll_back().
   virtual void begin() = 0;
-  /// Adds a stream to the staging.
+  /// Begins to stage a delta of a stream, which has this header.
   virtual void begin_stream(std::size_t stream, const DeltaHeader& header) = 0;
   /// Keeps a frame record of a stream; `frame` has its parsed fixed fields. Throws, and keeps nothing, when the frame
   /// is invalid. A backend on a device may verify the frame's blocks only in complete().
@@ -52,11 +52,11 @@ class SubscriberBackend {
 
   /// Effect of a delta that is loaded as NaN-masked tensors.
   struct NanMasked {
-    std::vector<std::size_t> tensors;  ///< Tensors that the delta names, ascending.
+    std::vector<std::size_t> tensors;  ///< Indices of the tensors that the delta changes, ascending.
     StateDigest change;
   };
-  /// Returns the effect of the completed delta of the only stream as NaN-masked tensors. Writes nothing and leaves the
-  /// delta staged. Throws Error{kUnsupported} when NaN-masked tensors cannot carry the delta.
+  /// Returns the effect that the completed delta of the only stream has when it is loaded as NaN-masked tensors. Writes
+  /// nothing and leaves the delta staged. Throws Error{kUnsupported} when NaN-masked tensors cannot carry the delta.
   virtual NanMasked prepare_nan_masked() = 0;
   /// Makes each of `tensors`, the result of prepare_nan_masked(), as a NaN-masked tensor and passes it to `load`.
   /// Called directly after prepare_nan_masked(); returns when all are loaded.
@@ -69,13 +69,13 @@ class SubscriberBackend {
 
   /// Returns true when the tensors are on a device. The function below is only for backends on a device.
   virtual bool on_device() const noexcept { return false; }
-  /// Keeps and verifies all frames of all streams at once, in place of add() and complete(), after the work that is on
-  /// the stream (second argument; null: at once). Returns the headers of the frames, stream after stream.
+  /// Keeps and verifies all frames of all streams at once, in place of add() and complete(). Starts after the work that
+  /// is on the CUDA stream (second argument; null: at once). Returns the headers of the frames, stream after stream.
   virtual std::vector<FrameHeader> add_on_device(const std::vector<StreamRecords>&, CUstream_st*) { return {}; }
 };
 
-/// Creates the backend for tensors on the host, which are parallel to the joined table. Throws Error{kUsage} when they
-/// do not fit the table.
+/// Makes the backend for tensors on the host, which are parallel to the joined table. Throws Error{kUsage} when they do
+/// not fit the table. `threads` is the number of threads; 0: all cores.
 std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const JoinedTables& tables, std::vector<TensorRef> live,
                                                                 int threads);
 

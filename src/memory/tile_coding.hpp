@@ -25,7 +25,8 @@ struct TileContext {
   UlpOrder order = UlpOrder::kInteger;
 };
 
-/// Places of elements that are contiguous in live memory, in the snapshot, and in the digest.
+/// Maps the positions of elements in a view to addresses in live memory, offsets in the snapshot and indices in the
+/// digest, when the elements are contiguous in all three.
 class FlatElements {
  public:
   FlatElements(const TileView& view, const TileContext& tile)
@@ -46,7 +47,7 @@ class FlatElements {
   std::uint64_t first_;
 };
 
-/// Places of elements that are strided in live memory, in the snapshot or in the digest.
+/// Does the same as FlatElements for elements that are strided in live memory, in the snapshot or in the digest.
 class StridedElements {
  public:
   StridedElements(const TileView& view, const TileContext& tile)
@@ -83,7 +84,7 @@ class StridedElements {
   ElementWalk index_walk_;
 };
 
-/// Writes the coded words of `count` changed elements, whose positions within the view are in `found`, to `coded`. With
+/// Writes to `coded` the coded words of `count` changed elements, whose positions within the view are in `found`. With
 /// kRefresh, also writes their new bits to the snapshot. With kDigest, also adds their changes to `digest`.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest, class Elements>
 void code_elements(const TileView& view, const TileContext& tile, Elements elements, const std::uint32_t* found,
@@ -107,8 +108,9 @@ void code_elements(const TileView& view, const TileContext& tile, Elements eleme
   }
 }
 
-/// Does the same as code_elements for all changes among the `elements` contiguous elements of the view, when so many of
-/// them changed that reading all elements is faster. Returns true when `bitmap` has the bitmap of the changes.
+/// Does the same as code_elements for all view.changed changes among the `elements` contiguous elements of the view,
+/// but reads all elements, which is faster when many of them changed. Returns true when it has written the bitmap of
+/// all changes to `bitmap`.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
 bool code_dense_elements(const TileView& view, const TileContext& tile, std::uint32_t elements,
                          const std::uint32_t* found, T* coded, std::byte* bitmap, DigestChanges<T>& digest) {
@@ -140,12 +142,12 @@ bool code_dense_elements(const TileView& view, const TileContext& tile, std::uin
   return complete;
 }
 
-/// When more than one in this many elements changed, reading all elements is faster.
+/// When more than 1 in kDenseOneIn elements changed, code_dense_elements is faster than code_elements.
 constexpr std::uint32_t kDenseOneIn = 16;
 
-/// Codes the changes of a part of a tile, `elements` long; `found` has the positions of the changes within the part.
-/// Writes their positions in the block to `positions`, and their coded words to `coded`. Refreshes the snapshot and
-/// sums the digest as code_elements does. Returns true when `bitmap` has the bitmap of the changes.
+/// Codes the changes in a part of a tile that has `elements` elements; `found` has the positions of the changes within
+/// the part. Writes their positions in the block to `positions`, and their coded words to `coded`. Refreshes the
+/// snapshot and sums the digest as code_elements does. Returns true when `bitmap` has the bitmap of the changes.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
 bool code_changes(const TileView& view, const TileContext& tile, std::uint32_t elements, const std::uint32_t* found,
                   std::uint32_t* positions, T* coded, std::byte* bitmap, DigestChanges<T>& digest) {
