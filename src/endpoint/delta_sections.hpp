@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Decodes the sections of a delta file, one after another, and encodes sections, for the operations on deltas
-// (compose.cpp, cut.cpp).
+// Decodes the sections of a delta file one after another, and encodes sections, for operations on deltas (compose.cpp,
+// cut.cpp).
 
 #include <fmt/format.h>
 
@@ -90,11 +90,12 @@ struct SectionChanges {
   }
 };
 
-/// The bits of the elements of one section, which advance() brings from version to version. Empty when no `context`
-/// block needs them.
+/// The bits of the elements of one section at one version; advance() brings them to another version. Empty when there
+/// is no base and thus no bits are known.
 class SectionBits {
  public:
-  /// Reads the bits of sections from `base`, the tensors at the first version; without it, the object stays empty.
+  /// Makes an object that reads the bits of sections from `base`, the tensors at the first version. Nullopt: the object
+  /// stays empty.
   explicit SectionBits(std::optional<TensorReader> base) : base_(std::move(base)) {}
 
   template <class T>
@@ -134,8 +135,9 @@ class SectionBits {
   Bytes bits_;
 };
 
-/// Takes all blocks of section `id` from the cursor, and writes their changes to `out`. `bits` are the elements before
-/// these changes; `decoded` is scratch.
+/// Takes all blocks of section `id` from the cursor, and writes their changes to `out`. `bits` has the bits of the
+/// section before these changes, and may be empty unless there are `context` blocks; `decoded` is scratch memory.
+/// Throws Error{kCorrupt | kWrongBase | kUsage} as decode_block() does, with the place of the block.
 template <class T>
 void collect_section(BlockCursor& cursor, const SectionId& id, const SectionBits& bits, DecodedBlock<T>& decoded,
                      SectionChanges<T>& out) {
@@ -159,8 +161,8 @@ void collect_section(BlockCursor& cursor, const SectionId& id, const SectionBits
   }
 }
 
-/// Encodes the changes of one section of a tensor into blocks, which are appended to `out`. `bits` are the bits before
-/// the changes.
+/// Encodes the changes of one section of a tensor into blocks, which are appended to `out`. `bits` has the bits of the
+/// section before the changes, and may be empty unless `context` positions are to be used.
 template <class T>
 void encode_changes(const SectionChanges<T>& changes, const SectionBits& bits, const TensorSpec& spec,
                     const SectionId& id, const EncodeOptions& options, SectionBlocks& out) {

@@ -12,7 +12,7 @@
 
 namespace sparsecast {
 
-/// State of the live tensors, which the header of a delta must continue.
+/// State of the live tensors of one stream, at which a new delta must start.
 struct HeldState {
   StreamId stream;
   std::uint64_t version = 0;
@@ -20,8 +20,8 @@ struct HeldState {
   bool allow_rollback = false;
 };
 
-/// Returns the maximum bytes of a delta, all its records together, of tensors that have `dense_bytes` bytes and `tiles`
-/// tiles.
+/// Returns the maximum number of bytes that a subscriber accepts for all records of one delta, with their decompressed
+/// bodies. The tensors have `dense_bytes` bytes and `tiles` tiles.
 std::uint64_t most_delta_bytes(std::uint64_t dense_bytes, std::uint64_t tiles) noexcept;
 
 /// The records of a delta that have arrived.
@@ -29,7 +29,7 @@ struct StagedDelta {
   DeltaHeader header;
   std::map<std::uint32_t, FrameHeader> frames;  ///< Headers of the frames, by sequence number.
   std::optional<CommitRecord> commit;
-  std::uint64_t bytes = 0;  ///< Bytes of the records and of decompressed frame bodies.
+  std::uint64_t bytes = 0;  ///< Total size of the records and of the decompressed frame bodies.
   bool on_device = false;   ///< True when the frames arrived all at once, in device memory.
   bool complete = false;
 };
@@ -37,22 +37,22 @@ struct StagedDelta {
 /// Staging of the delta of one stream: checks its records as they arrive, and passes the frames to the backend.
 class DeltaStaging {
  public:
-  /// Creates the staging of stream number `stream` of the backend, whose tensors are those of `table`. Table and
-  /// backend must outlive it.
+  /// Makes the staging of stream number `stream` of the backend; `table` has the tensors of this stream. `table` and
+  /// `backend` must outlive it.
   DeltaStaging(const TensorTable& table, std::size_t stream, SubscriberBackend& backend);
 
-  /// Returns the parsed header. Throws when its delta does not continue the state `held`; the errors are those of
-  /// Subscriber::stage.
+  /// Returns the parsed header. Throws Error{kForeignStream | kStaleVersion | kVersionGap | kTableMismatch | kWrongBase
+  /// | kCorrupt} when the header is invalid or its delta does not start at the state `held`.
   DeltaHeader check_header(ConstBytes record, const HeldState& held) const;
   /// Begins a staging with a header that check_header() has returned; `record_bytes` is the size of its record.
   void begin(const DeltaHeader& header, std::size_t record_bytes);
-  /// Takes a record that is not a header.
+  /// Checks and keeps a record of the delta that is not a header; passes frames to the backend.
   void take(ConstBytes record);
 
-  /// Checks that frames in device memory, in order of sequence, may be staged now; throws otherwise.
+  /// Throws an Error unless frames in device memory, in order of their sequence numbers, may be staged now.
   void check_on_device(std::span<const DeviceRecord> frames) const;
-  /// Takes frames that check_on_device() has accepted. `frames` are their headers, which the backend has read;
-  /// `record_bytes` is the size of all of them.
+  /// Takes the frames that check_on_device() has accepted. `frames` are their headers, which the backend has read;
+  /// `record_bytes` is the total size of their records.
   void take_on_device(std::span<const FrameHeader> frames, std::uint64_t record_bytes);
 
   /// Drops the staging without notifying the backend.
@@ -62,7 +62,8 @@ class DeltaStaging {
   bool complete() const noexcept { return delta_ && delta_->complete; }
   /// Returns the commit record of a complete staging, and drops the staging. Precondition: complete().
   CommitRecord release();
-  /// Returns the maximum bytes of a delta of the table, all its records together.
+  /// Returns the maximum number of bytes that are accepted for all records of one delta, with their decompressed
+  /// bodies.
   std::uint64_t byte_limit() const noexcept { return byte_limit_; }
 
  private:

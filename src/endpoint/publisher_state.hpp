@@ -21,9 +21,9 @@ namespace sparsecast {
 /// thread-safe.
 class PublisherState {
  public:
-  /// Creates the publisher. `tables` joins the streams, and the detector is one of the joined table. `base_digests` has
-  /// one digest per stream; when it is empty, the receivers' bits are read to compute them. `options.stream`, unless it
-  /// is zero, is the identifier of every stream.
+  /// Makes the publisher. `tables` has the tables of the streams, and `detector` finds changes in the tensors of the
+  /// joined table. `base_digests` has one digest per stream; when it is empty, the receivers' bits are read to compute
+  /// them. `options.stream`, unless it is zero, is the identifier of every stream.
   PublisherState(JoinedTables tables, std::unique_ptr<Detector> detector, PublisherOptions options,
                  std::vector<StateDigest> base_digests = {});
 
@@ -48,7 +48,7 @@ class PublisherState {
   std::uint64_t version() const noexcept { return version_; }
   const std::vector<StateDigest>& digests() const noexcept { return digests_; }
   bool pending() const noexcept { return pending_; }
-  /// Returns the highest version number ever given to a delta: the pending delta's, if one is pending.
+  /// Returns the highest version number ever given to a delta. While a delta is pending, that is its version.
   std::uint64_t attempt() const noexcept { return last_attempt_; }
   /// Returns true when a step failed half-way, so that the state of the detector is unknown.
   bool broken() const noexcept { return broken_; }
@@ -56,7 +56,7 @@ class PublisherState {
   Detector& detector() noexcept { return *detector_; }
 
  private:
-  /// Deltas of all streams, whose frames are on the host, on the device, or both.
+  /// Deltas of all streams. Their frames are on the host (frames_here), on the device (on_device), or on both.
   struct Encoded {
     std::vector<Delta> deltas;
     bool frames_here = false;
@@ -76,12 +76,12 @@ class PublisherState {
   std::unique_ptr<Detector> detector_;
   std::unique_ptr<PublisherBackend> backend_;
   PublisherOptions options_;
-  std::uint64_t version_;             ///< Version number that was committed last.
+  std::uint64_t version_;             ///< Number of the version that was committed last.
   std::uint64_t last_attempt_;        ///< Highest version number ever given to a delta.
   std::vector<StateDigest> digests_;  ///< Digests of the committed version, parallel to the streams.
   Encoded encoded_;                   ///< Deltas of the last pass; they are pending once the pass has succeeded.
   bool pending_ = false;
-  /// Deltas that were taken from the detector but never committed; they are joined with the next deltas.
+  /// Aborted deltas whose changes the detector will not find again; they are joined with the next deltas.
   std::optional<Encoded> aborted_;
   bool broken_ = false;  ///< True when a step failed half-way, so that the state of the detector is unknown.
 };

@@ -20,24 +20,24 @@ namespace sparsecast {
 /// thread-safe.
 class SubscriberState {
  public:
-  /// Creates the subscriber of the tensors `live`, which are parallel to the joined table and lie in `memory`. Reads
-  /// all of them once, for the digests. `options.stream`, unless it is zero, is the identifier of every stream.
+  /// Makes the subscriber of the tensors `live`, which are parallel to the joined table and lie in `memory`. Reads all
+  /// of them once, for the digests. `options.stream`, unless it is zero, is the identifier of every stream.
   SubscriberState(const JoinedTables& tables, std::vector<TensorRef> live, const SubscriberOptions& options,
                   const MemoryBackend& memory);
-  /// Does the same for tensors in any one memory, which the constructor finds out.
+  /// Does the same for tensors that are all on the host or all on one device; the constructor finds out where they are.
   SubscriberState(const JoinedTables& tables, std::vector<TensorRef> live, const SubscriberOptions& options,
                   const DeviceOptions& device = {});
   SubscriberState(const SubscriberState&) = delete;
   SubscriberState& operator=(const SubscriberState&) = delete;
 
-  /// Stages one record of a stream, which is copied. A header for a stream that already has one first drops everything
-  /// that is staged.
+  /// Stages one record of a stream, which is copied. A header for a stream that already has a staged header, and any
+  /// header after verify(), first drops everything that is staged, for all streams.
   void stage(std::size_t stream, ConstBytes record);
-  /// Stages all frames of the given streams, whose headers have been staged. `ready` is the stream after whose work the
-  /// frames are read; see Subscriber::stage_frames.
+  /// Stages all frames of the given streams, whose headers have been staged. The frames are in device memory, and are
+  /// read after the work that is on the CUDA stream `ready` (null: they are complete); see Subscriber::stage_frames.
   void stage_frames(const std::vector<StreamRecords>& frames, CUstream_st* ready);
-  /// Returns memory for `bytes` bytes of frames, those of all streams and `foreign_bytes` bytes of other ranks' frames
-  /// that arrive with them; see Subscriber::reserve_frames.
+  /// Returns memory into which transports receive frames: `bytes` bytes of frames of all streams, plus `foreign_bytes`
+  /// bytes of frames for other ranks that arrive with them. See Subscriber::reserve_frames.
   std::byte* reserve_frames(std::uint64_t bytes, std::uint64_t foreign_bytes = 0);
   /// Returns true when all records of a stream have arrived and belong together.
   bool complete(std::size_t stream) const noexcept { return stagings_[stream].complete(); }
@@ -51,8 +51,8 @@ class SubscriberState {
   void discard() noexcept;
 
   /// Applies the deltas of all streams and verifies the digests. Returns one report per stream. When any digest is
-  /// wrong, rolls all streams back and throws. With `promised` false, the digests in the commit records mean nothing
-  /// (cut.hpp): the digests that the streams come to are returned, and the caller verifies their sum over all ranks.
+  /// wrong, rolls all streams back and throws. With `promised` false, the digests in the commit records are not checked
+  /// (for deltas of cut()): the caller must verify the sum of the returned digests over all ranks.
   std::vector<ApplyReport> apply(const ApplyOrder& order = {}, bool promised = true);
   /// Applies the delta of the only stream as Subscriber::apply_nan_masked does.
   ApplyReport apply_nan_masked(const NanMaskedLoader& load, const ApplyOrder& order);
@@ -62,8 +62,8 @@ class SubscriberState {
   void audit();
   /// Accepts the live tensors as `version`; `expected` has one digest per stream. See Subscriber::reset.
   void reset(std::uint64_t version, const std::vector<StateDigest>& expected);
-  /// Accepts the live tensors as `version` whatever they hold. Reads all of them for the digests, which the caller
-  /// verifies.
+  /// Accepts the live tensors as `version` without a check. Reads all of them to compute the digests, which the caller
+  /// must verify.
   void reset(std::uint64_t version);
 
   const JoinedTables& tables() const noexcept { return tables_; }
@@ -86,8 +86,8 @@ class SubscriberState {
   void begin(std::size_t stream, ConstBytes record);
   void forget() noexcept;
   std::vector<CommitRecord> release();
-  /// Rolls the writes of an apply back; `changes` are the changes of the tensors' digests that it made. Returns true
-  /// when the digests prove that all writes are undone.
+  /// Rolls the writes of an apply back; `changes` are the changes of the tensors' digests that the apply made. Returns
+  /// true when the digests prove that all writes are undone.
   bool roll_back(const std::vector<StateDigest>& changes);
   std::string mismatch(std::size_t stream, const CommitRecord& commit, const StateDigest& reached) const;
   std::vector<ApplyReport> accept(const std::vector<CommitRecord>& commits);
@@ -96,15 +96,17 @@ class SubscriberState {
   JoinedTables tables_;
   std::unique_ptr<SubscriberBackend> backend_;
   SubscriberOptions options_;
-  std::vector<StateDigest> tensor_digests_;  ///< Running digests of the tensors, parallel to the joined table.
-  std::vector<HeldState> held_;              ///< What each stream holds, parallel to the streams, as are `stagings_`.
+  /// Digests that the tensors should have now, parallel to the joined table.
+  std::vector<StateDigest> tensor_digests_;
+  std::vector<HeldState> held_;  ///< State of the tensors of each stream; parallel to the streams, like `stagings_`.
   std::vector<DeltaStaging> stagings_;
   bool verified_ = false;
   bool dirty_ = false;
   std::optional<Applied> applied_;
   std::size_t audit_cursor_ = 0;
   std::uint64_t audit_credit_ = 0;
-  double audit_speed_ = 0;  ///< Bytes per second of the last audit_next() that read anything; 0 before.
+  /// Speed, in bytes per second, of the last audit_next() that read anything; 0 before the first.
+  double audit_speed_ = 0;
 };
 
 /// Returns the state of a subscriber. The subscriber owns it.
