@@ -117,8 +117,8 @@ struct EncodeOptions {
   /// Number of changes after which a block ends: kBlockChanges or kLargeBlockChanges. kBlockChanges makes blocks of the
   /// size that suits a device's warps; a device encodes no other size (Error{kUnsupported}). kLargeBlockChanges makes
   /// fewer and larger blocks, which hosts code faster and with some 3 % fewer bytes (docs/performance.md); a subscriber
-  /// on a device decodes them only in the pause. The command-line tools write large blocks, unless the objective is
-  /// speed.
+  /// on a device has to decode them once more in the pause. The command-line tools write large blocks, unless the
+  /// objective is speed.
   std::uint32_t block_changes = kBlockChanges;
   int zstd_level = 0;  ///< Level of zstd for frames, 1 to 19, used where it makes a frame smaller; 0: no zstd.
   /// Maximum bytes of one frame record, from kMinFrameCapacity to kMaxFrameCapacity.

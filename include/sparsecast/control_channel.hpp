@@ -69,7 +69,8 @@ class SPARSECAST_API ControlChannel {
   /// without MPI_THREAD_MULTIPLE, when no call is in progress, the other ranks are told by the next call of the thread
   /// that uses the channel, or when the channel is destroyed.
   virtual void abort(const std::string& reason) noexcept = 0;
-  /// Returns why the channel is broken, or that a peer has given up or disconnected; nullopt otherwise. Does not wait.
+  /// Returns the reason when the channel is broken, or a peer has given up or disconnected; nullopt otherwise. Does not
+  /// wait.
   virtual std::optional<std::string> aborted() noexcept = 0;
 };
 

@@ -386,7 +386,7 @@ struct LogVerifyReport {
   std::uint64_t head = 0;
   std::uint64_t epoch = 0;  ///< Epoch of the head.
   std::uint64_t commits = 0;
-  /// Number of single deltas that were verified. Deltas, merged deltas and anchors are read in full and decoded.
+  /// Number of single deltas that were verified: read in full and decoded, like merged deltas and anchors.
   std::uint64_t deltas = 0;
   std::uint64_t merged = 0;
   std::uint64_t anchors = 0;

@@ -31,7 +31,8 @@ enum class ErrorCode : int {
   kDevice,           ///< The device, its driver or a library that drives it (CUDA, NCCL) reported an error.
   // Errors of delta logs (the C interface, which has no logs, uses the numbers in between):
   kFenced = 32,  ///< Another publisher has taken the log over, or committed this version first.
-  /// The requested object does not exist (any more); retention may have removed it: start again from an anchor.
+  /// The requested object does not exist, or no longer exists because retention has removed it: start again from an
+  /// anchor.
   kGone,
   kUnsigned,    ///< Keys are pinned, and the object has no signature by a known algorithm.
   kForeignKey,  ///< The object is signed, but by no key that is trusted at this version.

@@ -46,8 +46,8 @@ struct Destination {
   friend auto operator<=>(const Destination&, const Destination&) = default;
 };
 
-/// A box of a tensor, all elements of which go from one rank to all destinations of a route. It is one tensor of the
-/// route's table.
+/// A box of a tensor. All its elements go from one rank to all destinations of a route. It is one tensor of the route's
+/// table.
 struct Region {
   std::uint32_t tensor = 0;  ///< Index of the tensor in FanoutPlan::table().
   Box box;
@@ -187,7 +187,7 @@ struct EndCost {
 
 /// Costs for contiguous bf16 weights in host memory when 1 % of the elements change, measured on one thread of an AMD
 /// EPYC (Zen 4) (bench/results/2026-11-23-plan.md). The scan reads current and old bytes at 38.9 GB/s; the other costs
-/// are nanoseconds per changed element.
+/// are times per changed element.
 inline constexpr EndCost kHostEnds{.detect_seconds_per_byte = 51.4e-12,
                                    .encode_seconds_per_change = 8.55e-9,
                                    .verify_seconds_per_change = 4.9e-9,

@@ -18,9 +18,9 @@ struct LogPublisherOptions {
   LogWriterOptions writer;
   DetectorOptions detection;  ///< How changes in the tensors are found.
   /// Path of a checkpoint on this machine's disk that follows the log. Anchors are written from it, and after a restart
-  /// the trainer can read the newest version from it. It is created from an anchor when it does not exist. Empty: this
-  /// publisher makes neither anchors nor merged deltas; a maintenance process (`sparsecast log compact`, `sparsecast
-  /// log anchor`) must make them.
+  /// the weights of the base version can be read from it. It is created from an anchor when it does not exist. Empty:
+  /// this publisher makes neither anchors nor merged deltas; a maintenance process (`sparsecast log compact`,
+  /// `sparsecast log anchor`) must make them.
   std::string mirror;
   std::string scratch;  ///< Existing directory for temporary files; empty: a directory below `mirror` + ".follow".
   bool merge = true;    ///< Whether merged deltas are made in the background.
@@ -70,7 +70,7 @@ class SPARSECAST_API LogPublisher {
   LogPublisher& operator=(const LogPublisher&) = delete;
 
   /// Settles the previous publication (waits at most the deadline, and retries once if the publication had failed).
-  /// Then encodes the changes since that version, and passes them to the uploading thread. `label` becomes
+  /// Then encodes the changes since that publication, and passes them to the uploading thread. `label` becomes
   /// LogCommit::label. Returns the new version's number. When the previous publication could not be settled, throws its
   /// error or kTimeout: nothing new was encoded then, and the call may be repeated. Error{kFenced} is final. Changes
   /// made while a publication is unsettled are part of the next one. `weights_ready`, for tensors on a device: the

@@ -23,7 +23,7 @@
 
 namespace sparsecast {
 
-/// Function that opens a channel for each of the plan's groups of which the calling rank is a member. The result is
+/// Function that opens a channel for each group of the plan that has the calling rank as a member. The result is
 /// parallel to plan.groups(), and null for groups without this rank. All ranks of `world` must call it.
 using GroupOpener = std::function<std::vector<std::unique_ptr<Transport>>(ControlChannel& world, const FanoutPlan& plan,
                                                                           Deadline deadline)>;

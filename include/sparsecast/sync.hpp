@@ -37,8 +37,8 @@ SPARSECAST_API SyncReport sync_send(Publisher& publisher, Transport& transport, 
                                     CUevent_st* weights_ready = nullptr);
 
 /// Performs one whole sync on a receiver. A rank applies the delta only when all ranks have staged it; when any rank
-/// fails to apply it, all other ranks roll their apply back (undo_last), and every rank throws an error. `source` is
-/// the publisher's rank; `order` is as in Subscriber::apply.
+/// fails to apply it, all other ranks roll their apply back (undo_last), and the call throws the error. `source` is the
+/// publisher's rank; `order` is as in Subscriber::apply.
 SPARSECAST_API SyncReport sync_receive(Subscriber& subscriber, Transport& transport, int source,
                                        std::chrono::milliseconds timeout, const ApplyOrder& order = {});
 

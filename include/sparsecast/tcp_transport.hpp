@@ -47,8 +47,8 @@ SPARSECAST_API InterfaceChoice choose_interface(const std::vector<NetworkInterfa
 /// Returns the interface as one line: "eth0 10.0.0.7 (10000 Mbit/s)".
 SPARSECAST_API std::string describe(const NetworkInterface& interface);
 
-/// Returns the names of the InfiniBand and RoCE devices, which are the entries of `folder`. NCCL's own network
-/// transport uses such devices.
+/// Returns the names of this machine's InfiniBand and RoCE devices, which are the entries of `folder`, sorted. NCCL's
+/// own network transport looks for these devices.
 SPARSECAST_API std::vector<std::string> fabric_devices(const std::string& folder = "/sys/class/infiniband");
 
 /// Returns true when this build supports meeting over TCP (it needs libsodium).

@@ -115,8 +115,8 @@ class SPARSECAST_API TensorTable {
   /// limits above.
   explicit TensorTable(std::vector<TensorSpec> specs);
   /// Makes a table of boxes, with the origin of each box. Throws as the constructor above, and Error{kUsage} when there
-  /// is not one origin for each tensor and one stride for each dimension, and for strides of more than 8 dimensions.
-  /// `hash()` and `serialize()` do not include origins, which both ends derive from their plan.
+  /// is not one origin for each tensor, when an origin has strides but not one for each dimension, and for strides of
+  /// more than 8 dimensions. `hash()` and `serialize()` do not include origins, which both ends derive from their plan.
   TensorTable(std::vector<TensorSpec> specs, std::vector<DigestOrigin> origins);
 
   std::size_t size() const noexcept { return specs_.size(); }

@@ -50,7 +50,7 @@ struct ContextScratch {
   std::vector<std::uint8_t> class_of_change;  ///< Classes of the changes, in the order of positions.
   std::vector<std::uint8_t> down;             ///< For each change, by its number: 1 when it is negative, else 0.
   std::vector<std::uint32_t> gaps;
-  std::vector<std::uint32_t> escaped;  ///< Quotients that are escaped, in order.
+  std::vector<std::uint32_t> escaped;  ///< Quotients that are written as escapes, in order.
   std::vector<std::uint32_t> exceptions;
   std::vector<std::uint64_t> high;    ///< Magnitudes of the exceptions.
   std::vector<std::uint32_t> widths;  ///< Number of changes for each pair of key and width of the magnitude.
@@ -149,7 +149,7 @@ struct EncodeScratch {
   std::vector<std::uint32_t> gaps;
   std::vector<std::uint32_t> exceptions;
   std::vector<std::uint32_t> exception_gaps;
-  std::vector<std::uint32_t> escaped;  ///< Quotients that are escaped, in order.
+  std::vector<std::uint32_t> escaped;  ///< Quotients that are written as escapes, in order.
   UlpScratch<std::uint32_t> ulp32;
   UlpScratch<std::uint64_t> ulp64;
   ContextScratch context;

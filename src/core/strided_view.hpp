@@ -47,7 +47,7 @@ SPARSECAST_HD std::uint64_t divide(std::uint64_t dividend, const Divisor& by) {
 /// without those of extent 1. Element (i, j, ...) lies at the sum of index times stride over the dimensions.
 struct StridedView {
   Divisor extents[kMostDims];
-  std::int64_t strides[kMostDims] = {};  ///< Strides in elements.
+  std::int64_t strides[kMostDims] = {};  ///< Stride of each dimension, in elements.
   std::uint32_t rank = 0;
 };
 

@@ -40,13 +40,13 @@ class BoxRuns {
 
   /// The dimensions before the last dimension in which the box is smaller than the tensor.
   std::vector<Dimension> outer_;
-  /// Number of elements in a row of the tensor: that last dimension and all dimensions after it. A row has at most one
-  /// run.
+  /// Number of elements in a row of the tensor. A row spans the last dimension in which the box is smaller than the
+  /// tensor, and all dimensions after it; it has at most one run.
   std::uint64_t row_ = 1;
   std::uint64_t skipped_ = 0;  ///< Number of elements of a row before its run.
   std::uint64_t length_ = 1;
   std::uint64_t row_begin_ = 0;  ///< Index, in the tensor, of the first element of the row that find() used last.
-  /// Index, in the box, of the first element of that row's run; nullopt when the row has no run.
+  /// Index, in the box, of the first element of the run in the row at row_begin_; nullopt when this row has no run.
   std::optional<std::uint64_t> row_in_box_;
 };
 

@@ -45,7 +45,7 @@ void for_each_rectangle(const MemoryBox& box, const Visit& visit) {
   });
 }
 
-/// Reads the regions of a route for an anchor.
+/// Reads the elements of a route's regions, to send them as an anchor (a full copy).
 class RegionReader {
  public:
   virtual ~RegionReader() = default;
@@ -55,7 +55,7 @@ class RegionReader {
   virtual const std::byte* read(std::size_t region, std::uint64_t first, std::uint32_t count, std::byte* scratch) = 0;
 };
 
-/// Writes an anchor's blocks into the regions of a route.
+/// Writes the elements of an anchor (a full copy) into a route's regions.
 class RegionWriter {
  public:
   virtual ~RegionWriter() = default;

@@ -50,7 +50,8 @@ class PublisherBackend {
   /// Called when the last encoded deltas were aborted.
   virtual void aborted() = 0;
 
-  /// Returns true when the weights are on a device. The four functions below are only for backends on a device.
+  /// Returns true when the weights are on a device. take_frames(), frames_on_device(), upload() and cuda_stream() are
+  /// only for backends on a device.
   virtual bool on_device() const noexcept { return false; }
   /// Returns copies of the frames of the last encode() in host memory, one list for each stream.
   virtual std::vector<std::vector<Bytes>> take_frames() { return {}; }

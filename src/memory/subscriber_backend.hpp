@@ -67,7 +67,7 @@ class SubscriberBackend {
   /// which is valid until the next call.
   virtual std::byte* reserve(std::uint64_t bytes) = 0;
 
-  /// Returns true when the tensors are on a device. The function below is only for backends on a device.
+  /// Returns true when the tensors are on a device. add_on_device() is only for backends on a device.
   virtual bool on_device() const noexcept { return false; }
   /// Keeps and verifies all frames of all streams at once, in place of add() and complete(). Starts after the work that
   /// is on the CUDA stream (second argument; null: at once). Returns the headers of the frames, stream after stream.
