@@ -110,13 +110,18 @@ struct RecordPrefix {
 SPARSECAST_API RecordPrefix peek_record(ConstBytes bytes);
 
 /// Returns the content of a header record. `record` is exactly one record. Verifies its checksum, every bound and every
-/// reserved field. Throws Error{kCorrupt | kUnsupported}.
+/// reserved field. Throws Error{kCorrupt} for an invalid record, and kUnsupported for a newer format version or
+/// feature.
 SPARSECAST_API DeltaHeader parse_header(ConstBytes record);
-/// Returns the content of a commit record; checks and throws as parse_header does.
+/// Returns the content of a commit record. Verifies its checksum, size and reserved fields. Throws Error{kCorrupt} for
+/// an invalid record, and kUnsupported for a feature that this build does not know.
 SPARSECAST_API CommitRecord parse_commit(ConstBytes record);
-/// Returns the tensor table of a table record of the delta that has `header`; checks and throws as parse_header does.
+/// Returns the tensor table in a table record of the delta with this header. Verifies its checksum, every bound and
+/// every reserved field. Throws Error{kCorrupt} for an invalid record, kForeignStream for a record of another delta,
+/// and kTableMismatch for a table that does not have the hash in the header.
 SPARSECAST_API TensorTable parse_table(ConstBytes record, const DeltaHeader& header);
-/// Returns the fixed fields of a frame record; checks and throws as parse_header does.
+/// Returns the fixed fields of a frame record. Verifies the checksum of the whole record and the lengths, but not the
+/// blocks. Throws Error{kCorrupt} for an invalid record, and kUnsupported for a feature that this build does not know.
 SPARSECAST_API FrameHeader parse_frame_header(ConstBytes record);
 
 /// Returns the header as a record, and sets header.delta_id to its checksum.

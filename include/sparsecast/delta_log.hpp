@@ -132,7 +132,7 @@ struct LogCatalog {
 /// checkpoint of one version, which are stored next to the record.
 struct LogAnchor {
   struct FileEntry {
-    std::string name;  ///< "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json".
+    std::string name;  ///< Name of the file, such as "model.safetensors" or "model.safetensors.index.json".
     std::uint64_t bytes = 0;
     ContentHash hash;
     friend bool operator==(const FileEntry&, const FileEntry&) = default;

@@ -58,7 +58,7 @@ class SPARSECAST_API Error : public std::runtime_error {
   /// Returns the message without its context; `what()` is "context: message".
   const std::string& message() const noexcept { return message_; }
 
-  /// Returns a copy of this error whose context begins with `outer`, for a caller that adds where it called from.
+  /// Returns a copy of this error whose context begins with `outer`, so that a caller can add where the error occurred.
   Error within(const std::string& outer) const;
 
  private:

@@ -268,7 +268,8 @@ struct PlanCost {
   /// Phases along the critical path: the phases that the last rank to finish staging waited for, then the common steps
   /// of all ranks. total() is the time of the sync.
   PhaseTimes phases;
-  std::vector<RankCost> ranks;  ///< The trainer's ranks, then those of each engine, in the order of their layouts.
+  /// Costs of the trainer's ranks, then of each engine's ranks, in the order of their layouts.
+  std::vector<RankCost> ranks;
   std::vector<TransferTime> transfers;  ///< Parallel to FanoutPlan::transfers().
 };
 

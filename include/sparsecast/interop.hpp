@@ -104,7 +104,7 @@ class SPARSECAST_API VllmUpdate {
 /// Families of files in which other systems keep the versions of a model (docs/interop.md).
 enum class ForeignFamily {
   kTrl,     ///< Sparse safetensors steps, and anchors (full checkpoints in one file).
-  kSlime,   ///< Version directories with zstd frames; also those that hold a full checkpoint.
+  kSlime,   ///< Version directories with zstd frames, which hold differences or a full checkpoint.
   kPacked,  ///< Version directories of `__positions__` and `__values__` with a manifest.
 };
 

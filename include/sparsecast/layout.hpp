@@ -78,7 +78,7 @@ struct RankLayout {
 };
 
 /// Two names of one tensor (tied embeddings, shared draft heads). `alias` holds the same elements as `original`, and
-/// only those of `original` are sent.
+/// only the elements of `original` are sent.
 struct TiedTensor {
   std::string alias;
   std::string original;
@@ -201,8 +201,8 @@ struct SPARSECAST_API Cut {
   /// to the rank. FSDP2 over TP cuts TP's parts (_StridedShard), so TP comes first. The tensor is replicated over axes
   /// without a placement.
   static Cut dtensor(std::vector<Placement> placements);
-  /// Returns the cut of ColumnParallelLinear; with several tensors, that of MergedColumnParallelLinear (gate_up_proj)
-  /// and of Megatron's linear_fc1.
+  /// Returns the cut of ColumnParallelLinear: each rank holds an equal part of the rows. With several tensors it is the
+  /// cut of MergedColumnParallelLinear (gate_up_proj) and of Megatron's linear_fc1.
   static Cut column_parallel(Axes axes);
   /// Returns the cut of RowParallelLinear: each rank holds an equal part of dimension 1.
   static Cut row_parallel(Axes axes);
@@ -296,7 +296,8 @@ struct LayoutFileOptions {
 /// kUnsupported for another version of the format.
 SPARSECAST_API Layout parse_layout_json(std::string_view json, const std::string& name,
                                         const LayoutFileOptions& options = {});
-/// Reads the layout file at `path`; throws as parse_layout_json does, and Error{kIo}.
+/// Reads the layout file at `path`. Throws Error{kCorrupt | kUnsupported} for content that parse_layout_json rejects,
+/// and kIo.
 SPARSECAST_API Layout read_layout_file(FileSystem& fs, const std::string& path, const LayoutFileOptions& options = {});
 /// Returns the layout as JSON in its explicit form, which lists every shard of every rank. parse_layout_json reads it
 /// back as an equal layout.

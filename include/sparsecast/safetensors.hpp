@@ -69,7 +69,8 @@ struct SPARSECAST_API SafetensorsHeader {
   /// "I4X2"}), gives kI4X2 or kF4X2 to tensors of U8, I8 or I32; names of other tensors are ignored there. An I32 word
   /// holds eight numbers; its four bytes become a new last dimension.
   static SafetensorsHeader parse(std::span<const std::byte> bytes, std::uint64_t file_bytes);
-  /// Reads only the header of a file, and returns it parsed. Throws as parse() does, and Error{kIo}.
+  /// Reads only the header of a file, and returns it parsed. Throws Error{kCorrupt | kUnsupported} for a header that
+  /// parse() rejects, and kIo.
   static SafetensorsHeader read(File& file);
 
   /// Returns the bytes at the start of a file (8-byte length and JSON, padded with spaces to a multiple of 8) for these

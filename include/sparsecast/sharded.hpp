@@ -34,7 +34,7 @@ SPARSECAST_API GroupOpener open_control_groups();
 /// Returns an opener that makes one MPI communicator per channel. Only the members of a channel make its communicator
 /// (MPI_Comm_create_group), after all ranks have announced this within the deadline. `communicator` points to the
 /// MPI_Comm whose ranks are the world's (null: MPI_COMM_WORLD), and must outlive the opener. Throws Error{kUnsupported}
-/// without MPI.
+/// in a build without MPI.
 SPARSECAST_API GroupOpener open_mpi_groups(const void* communicator = nullptr);
 /// Returns an opener that makes one NCCL communicator over the world. For each round of the plan it splits this
 /// communicator once, into the channels of the round's groups. The channels of a rank share its staging memory
@@ -133,7 +133,7 @@ class SPARSECAST_API ShardedPublisher {
   /// stands then, and regroup() can be called again.
   ///
   /// Elements that the layout describes in several places, on one rank or on several, are copies; only one of them is
-  /// sent. All copies must be equal at this call, in the form that engines get (masters: their cast), whatever version
+  /// sent. At this call all copies must be equal, in the form that engines get (masters: their cast), whatever version
   /// is committed. Where copies differ, every rank throws Error{kDigestMismatch} with the tensor, the box and two
   /// trainer ranks, before anything is written to an engine. Each rank reads its own copies once; elements in a single
   /// place cost nothing.

@@ -67,7 +67,7 @@ class BitWriter {
  private:
   std::byte* begin_;
   std::byte* at_;
-  std::uint64_t gathered_ = 0;  ///< The bits from *at_ on; those with numbers of used_ or more are zero.
+  std::uint64_t gathered_ = 0;  ///< The bits from *at_ on; bit number used_ and all higher bits are zero.
   std::uint32_t used_;
 };
 

@@ -225,7 +225,8 @@ SPARSECAST_HD std::uint32_t bits_below_highest(T magnitude) {
 }
 
 /// Returns the number of bits that the magnitudes of n values take when each is stored with its length
-/// (Coding::lengths). The other arguments are those of ulp_cost().
+/// (Coding::lengths). by_width[b] is the number of magnitudes that have b bits, and `width` the number of bits of an
+/// element.
 SPARSECAST_HD std::uint64_t lengths_cost(const std::uint32_t* by_width, std::uint32_t width, std::uint32_t n) {
   std::uint64_t cost = std::uint64_t{n} * length_field_bits(width);
   for (std::uint32_t bits = 2; bits <= width; ++bits) cost += std::uint64_t{by_width[bits]} * (bits - 1);

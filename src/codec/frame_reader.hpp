@@ -28,8 +28,8 @@ struct BlockRef {
 /// Returns the fixed fields of a frame record, after checking them (docs/wire-format.md §2.3). `fixed` are the first
 /// kFramePrefix bytes of the record. The record has `record_bytes` bytes, and may be in other memory, such as a
 /// device's. words() returns the sum of the record's words after `fixed` (sum_of_frame_words), for the checksum. The
-/// caller must check the padding. Throws Error{kCorrupt} for invalid fields or a wrong checksum, and kUnsupported for
-/// flags of a newer format.
+/// caller must check the padding. Throws Error{kCorrupt} for invalid fields or a wrong checksum, and kUnsupported for a
+/// feature that this build does not know.
 FrameHeader check_frame_fields(ConstBytes fixed, std::size_t record_bytes, const std::function<StateDigest()>& words);
 
 /// Throws Error{kForeignStream} unless the frame belongs to `delta`, and kCorrupt when the frame is larger than the
@@ -42,7 +42,8 @@ void require_frame_of(const DeltaHeader& delta, const FrameHeader& frame, std::s
 class FrameReader {
  public:
   /// Checks and reads a frame record of the delta with this header and table. Throws Error{kCorrupt} for an invalid
-  /// record, and kForeignStream for a record of another delta.
+  /// record, kUnsupported for a feature that this build does not know, and kForeignStream for a record of another
+  /// delta.
   FrameReader(ConstBytes record, const DeltaHeader& header, const TensorTable& table);
 
   /// Replaces each `context` block by a `packed` block of the same changes, so that decoding blocks() no longer needs

@@ -57,7 +57,8 @@ struct DigestIndex {
   ElementWalk walk() const { return ElementWalk(flat ? nullptr : &view); }
 };
 
-/// Returns the map for tensor number `tensor` of a table; throws as view_of_tensor does.
+/// Returns the map for tensor number `tensor` of a table. Throws Error{kUsage} when the tensor's DigestOrigin has
+/// strides that view_of_tensor does not accept.
 DigestIndex digest_index_of(const TensorTable& table, std::size_t tensor);
 
 /// A tensor's elements in host memory, for reading.
@@ -93,12 +94,14 @@ void require_contiguous(const TensorTable& table, const std::vector<TensorRef>& 
 /// device as the others; the message then names the tensor. `what` is the role of the tensors, for messages.
 int common_device(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what);
 
-/// Returns the places of tensors in host memory that will be written. Throws as check_refs does, and Error{kUsage} for
-/// a tensor whose elements overlap because of a stride of 0.
+/// Returns the places of tensors in host memory that will be written. Throws Error{kUsage} unless there is one
+/// reference for each tensor of the table and it fits the tensor (check_ref), and for a tensor whose elements overlap
+/// because of a stride of 0.
 std::vector<TensorPlace<std::byte>> place_tensors(const TensorTable& table, const std::vector<TensorRef>& tensors,
                                                   const char* what);
-/// Returns the places of tensors in host memory that are only read. Throws as check_refs does; with `masters`, tensors
-/// may be fp32 masters.
+/// Returns the places of tensors in host memory that are only read. Throws Error{kUsage} unless there is one reference
+/// for each tensor of the table and it fits the tensor (check_ref). With `masters`, a reference to a bf16 tensor may be
+/// to its fp32 masters.
 std::vector<TensorPlace<const std::byte>> place_read_tensors(const TensorTable& table,
                                                              const std::vector<TensorRef>& tensors, const char* what,
                                                              bool masters = false);

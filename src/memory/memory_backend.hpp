@@ -34,8 +34,8 @@ struct MemoryBox {
   }
 };
 
-/// Calls visit(rectangle) for each RowRectangle (core/strided_view.hpp) of the box. The rectangles' offsets are those
-/// in the tensor, in elements.
+/// Calls visit(rectangle) for each RowRectangle (core/strided_view.hpp) of the box. The offset of a rectangle is that
+/// of its first element in the tensor, in elements.
 template <class Visit>
 void for_each_rectangle(const MemoryBox& box, const Visit& visit) {
   const StridedView view = make_strided_view(box.extents, box.strides);

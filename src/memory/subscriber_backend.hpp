@@ -63,8 +63,8 @@ class SubscriberBackend {
   virtual void load_nan_masked(const std::vector<std::size_t>& tensors, const NanMaskedLoader& load,
                                const ApplyOrder& order) = 0;
 
-  /// Drops staged data as begin() does. Returns memory for `bytes` bytes, of the same kind as that of the tensors,
-  /// which is valid until the next call.
+  /// Drops everything that is staged, and the data for roll_back(). Returns `bytes` bytes of memory, on the host or on
+  /// the device of the tensors, which are valid until the next call.
   virtual std::byte* reserve(std::uint64_t bytes) = 0;
 
   /// Returns true when the tensors are on a device. add_on_device() is only for backends on a device.
