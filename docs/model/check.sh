@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 
-# docs/model/check.sh [small|large]: the models of the delta log and of the sync, checked by spin (README.md). small:
-# every property at a small size, and that every seeded mistake is found; well under a minute. large: for as long as
+# docs/model/check.sh [small|large]: the models of the delta log, of the sync and of an engine's ranks that follow a log,
+# checked by spin (README.md). small: every property at a small size, and that every seeded mistake is found; well under a minute. large: for as long as
 # SECONDS_EACH (900) and MEGABYTES (12000) go. Leaves its files in a temporary directory. Exit status 77: spin or gcc is
 # absent.
 set -euo pipefail
@@ -115,6 +115,12 @@ case $size in
       BASE_NOT_COMPARED; do
       finds "BUG_$bug" -DENGINES=1
     done
+    checked=engine.pml
+    holds "ranks of an engine behind a log" "-O2 -DSAFETY" -m200000
+    for bug in NOT_TORN NO_UNDO RANK_0_SPEAKS RESUMES_UNASKED RANK_0_HAS_STAGED; do
+      finds "BUG_$bug"
+    done
+    finds BUG_BASE_NOT_COMPARED -DVERSIONS=3 -DSPOILS=3
     ;;
   large)
     holds "two publishers, three versions" "-O2 -DSAFETY -DCOLLAPSE" -m200000 -DVERSIONS=3 -DFOLLOWERS=0 -DKEEPERS=0
@@ -128,6 +134,8 @@ case $size in
     checked=sync.pml
     holds "sync, one engine, three faulty worlds" "-O2 -DSAFETY -DCOLLAPSE" -m2000000 -DENGINES=1 -DCALM=3 -DKILLS=2
     holds "sync, two engines, all faults" "-O2 -DSAFETY -DCOLLAPSE" -m2000000 -DKILLS=2
+    checked=engine.pml
+    holds "ranks of an engine, three versions" "-O2 -DSAFETY -DCOLLAPSE" -m2000000 -DVERSIONS=3 -DSPOILS=3 -DCLOSES=2
     ;;
   *)
     echo "usage: docs/model/check.sh [small|large]" >&2

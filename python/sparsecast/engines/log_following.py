@@ -156,7 +156,8 @@ class LogFollowing:
         """
         if not self._is_whole() or len(self._news) < len({worker["replica"] for worker in self._workers}):
             return False
-        return not self._is_due() or all(worker["state"] != "staged" for worker in self._workers)
+        states = {worker["state"] for worker in self._workers}
+        return not self._is_due() or "staged" not in states or "broken" in states  # Its other ranks stage no more.
 
     def status(self) -> dict[str, Any]:
         """Returns the state of the following as JSON values. `served` is the version that the server names, and

@@ -120,7 +120,10 @@ def test_a_version_is_taken_by_a_replica_when_all_its_workers_have_staged_it() -
         await until(lambda: len(following.status()["workers"]) == 3)
         await asyncio.sleep(0.1)
         assert engine.calls == []
-        second["state"] = "staged"
+        second.update(state="broken", error="no room")
+        await until(lambda: following.status()["error"] == "no room")
+        second.update(state="staged", error="")
+        await following.ask()
         await until(lambda: following.status()["served"] == 2)
 
     run(work, engine)
