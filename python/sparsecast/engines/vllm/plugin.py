@@ -12,6 +12,8 @@ import os
 BACKEND = "sparsecast"
 STOCK_BACKEND = "sparsecast_stock"
 """Trainer's backend for servers without sparsecast (`stock`)."""
+LOG_BACKEND = "sparsecast_log"
+"""Trainer's backend that writes a delta log (`sparsecast.integrations.vllm_log`)."""
 
 TESTED = ((0, 32), (0, 33))
 """First and last version of vLLM that the tests run with."""
@@ -94,4 +96,8 @@ def register() -> None:
     if STOCK_BACKEND not in WeightTransferTrainerFactory._registry:
         WeightTransferTrainerFactory.register_engine(
             STOCK_BACKEND, "sparsecast.engines.vllm.stock", "StockTrainerWeightTransferEngine"
+        )
+    if LOG_BACKEND not in WeightTransferTrainerFactory._registry:
+        WeightTransferTrainerFactory.register_engine(
+            LOG_BACKEND, "sparsecast.integrations.vllm_log", "LogTrainerWeightTransferEngine"
         )

@@ -117,6 +117,30 @@ def is_local(source: Any) -> bool:
     return implements is not None and bool(implements())
 
 
+def whole_tensors(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields (name, tensor) of whole tensors, which `source` gathers, or of the source's pieces if each piece is a whole
+    tensor; collective over the trainer if the source gathers. Raises UnsupportedError naming a tensor of which this rank
+    gets nothing, or only a part.
+    """
+    shapes = None
+    if not hasattr(source, "implements_iter_full"):
+        found = iter(source)
+    elif source.implements_iter_full():
+        found = source.iter_full()
+    else:
+        found = source.iter_local()
+        shapes = {meta.name: tuple(meta.shape) for meta in source.metadata}
+    for name, tensor in found:
+        if tensor is None:
+            raise UnsupportedError("this rank does not hold it, and rank 0 sends all", f"tensor '{name}'")
+        if shapes is not None and shapes[name] != tuple(tensor.shape):
+            raise UnsupportedError(
+                "the source yields a piece of it and has no iter_full, and rank 0 sends whole tensors",
+                f"tensor '{name}'",
+            )
+        yield name, tensor
+
+
 def _metadata(source: Any) -> Sequence[Any]:
     found: Sequence[Any] = source.metadata() if callable(source.metadata) else source.metadata
     return found

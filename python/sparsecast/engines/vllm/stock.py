@@ -35,7 +35,7 @@ from vllm.distributed.weight_transfer.sparse_nccl_engine import (
 
 from sparsecast.buffers import bits_of
 from sparsecast.engines.vllm.plugin import STOCK_BACKEND, check_version
-from sparsecast.engines.vllm.source import is_local
+from sparsecast.engines.vllm.source import whole_tensors
 from sparsecast.errors import UnsupportedError, UsageError
 
 _logger = logging.getLogger("vllm.sparsecast")
@@ -155,26 +155,8 @@ class StockTrainerWeightTransferEngine(TrainerWeightTransferEngine[StockTrainerI
         return SparseWeightPatch(name, indices.to(torch.int32), values, tuple(tensor.shape))
 
     def _whole(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields (name, tensor) of whole tensors, which the source gathers, or of the source's pieces if each piece is
-        a whole tensor. Raises UnsupportedError naming a tensor of which this rank gets nothing, or only a part.
-        """
-        source: Any = self.source
-        shapes = None
-        if not hasattr(source, "implements_iter_full"):
-            found = iter(source)
-        elif source.implements_iter_full():
-            found = source.iter_full()
-        elif is_local(source):
-            found = source.iter_local()
-            shapes = {meta.name: tuple(meta.shape) for meta in source.metadata}
-        for name, tensor in found:
-            if tensor is None:
-                raise UnsupportedError("this rank does not hold it, and rank 0 sends all", f"tensor '{name}'")
-            if shapes is not None and shapes[name] != tuple(tensor.shape):
-                raise UnsupportedError(
-                    "the source yields a piece of it and has no iter_full, and rank 0 sends whole tensors",
-                    f"tensor '{name}'",
-                )
+        """Yields the whole tensors of the source (`whole_tensors`), in the dtype in which they are sent."""
+        for name, tensor in whole_tensors(self.source):
             cast = self._wire_dtype is not None and tensor.is_floating_point()
             yield name, tensor.to(self._wire_dtype) if cast else tensor
 
