@@ -112,8 +112,9 @@ class PackedClasses {
     most_ = both((most < highest ? most : highest) << scale);
   }
 
-  /// Returns four times the class of each of two elements, in the two halves of the result. The halves of `pair` are
-  /// the elements' 16-bit parts, as ScannedWords::pair() returns them.
+  /// Returns the class of each of two elements times 4, in the two halves of the result: the shift of the 4-bit count
+  /// of the class in NibbleCounts. The halves of `pair` are the elements' 16-bit parts, as ScannedWords::pair() returns
+  /// them.
   __device__ std::uint32_t of(std::uint32_t pair) const {
     // The largest possible exponent minus this exponent; `offset_` turns it into the distance below `hi`.
     const std::uint32_t below = ~(pair >> shift_) & mask_;

@@ -48,7 +48,9 @@ struct ClassRuns {
   const std::uint32_t* begin;
   ContextClasses classes;
   const std::uint8_t* keys;
-  const std::uint32_t* ranks;  ///< Rank of each change: the number of unchanged elements of its class before it.
+  /// For each change, the number of unchanged elements of its class before it in the block (PositionCodec::kContext
+  /// counts changed elements, too).
+  const std::uint32_t* ranks;
 
   __device__ std::uint32_t size(std::uint32_t c) const { return begin[c + 1] - begin[c]; }
   __device__ std::uint32_t class_at(std::uint32_t i) const { return class_of(keys[i], classes); }

@@ -386,10 +386,9 @@ struct LogVerifyReport {
   std::uint64_t head = 0;
   std::uint64_t epoch = 0;  ///< Epoch of the head.
   std::uint64_t commits = 0;
-  /// Number of single deltas that were verified: read in full and decoded, like merged deltas and anchors.
-  std::uint64_t deltas = 0;
-  std::uint64_t merged = 0;
-  std::uint64_t anchors = 0;
+  std::uint64_t deltas = 0;         ///< Number of single deltas that were read in full, decoded and verified.
+  std::uint64_t merged = 0;         ///< The same for merged deltas.
+  std::uint64_t anchors = 0;        ///< The same for anchors.
   std::uint64_t bytes = 0;          ///< Bytes of deltas, merged deltas and anchors that were read.
   std::uint64_t problem_count = 0;  ///< Number of all problems found; 0: the log is intact.
   std::vector<LogProblem> problems;
@@ -402,7 +401,7 @@ struct LogVerifyReport {
 SPARSECAST_API LogVerifyReport verify_log(std::shared_ptr<ObjectStore> store, const LogTrust& trust, FileSystem& fs,
                                           const std::string& scratch, const LogVerifyOptions& options = {});
 
-/// Returns the key in the store of the commit of a version.
+/// Returns the key of the object in the store that is the commit of `version`.
 SPARSECAST_API std::string commit_key(std::uint64_t version);
 /// Returns the key of a single delta, "deltas/<to>-<hash>.scd", or of a merged one, "merged/<from>-<to>-<hash>.scd".
 SPARSECAST_API std::string delta_key(const DeltaRef& ref);

@@ -220,8 +220,8 @@ struct CostModel {
   /// Latency in seconds of one exchange between all ranks and the coordinator, assumed to be the latency of a transfer.
   /// A sync has three exchanges: the agreement that all ranks have staged, the votes, and the decision.
   double vote_seconds = 50e-6;
-  /// Time that the coordinator of a star over TCP needs for a message from and to one rank, measured with 4 to 64 ranks
-  /// on the two cores of one machine. Ranks with cores of their own cost less (bench/results/2026-11-23-plan.md).
+  /// Time in seconds of an exchange for each rank of a star over TCP, measured with 4 to 64 ranks that share two cores:
+  /// an upper bound for ranks with cores of their own (bench/results/2026-11-23-plan.md).
   double vote_seconds_per_rank = 28e-6;
 };
 

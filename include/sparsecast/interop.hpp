@@ -62,7 +62,8 @@ struct SPARSECAST_API PackedFlush {
 class SPARSECAST_API PackedFlusher {
  public:
   using Sink = std::function<void(PackedFlush&&)>;
-  /// Makes a flusher that passes full flushes to `sink`. `table` must outlive the flusher.
+  /// Makes a flusher that passes a PackedFlush to `sink` when the next patch has no room in it (`flush_bytes`), and the
+  /// rest at finish(). `table` must outlive the flusher.
   PackedFlusher(const TensorTable& table, PackedEncoding encoding, std::uint64_t flush_bytes, Sink sink);
 
   /// Adds a patch to the flush of its dtype, after passing that flush to the sink if it has no room. Throws

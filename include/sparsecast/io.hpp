@@ -103,8 +103,8 @@ class SPARSECAST_API AtomicFile {
   File& file() noexcept { return *file_; }
   /// Makes the appended bytes the content of the file at `path`, replacing an existing file; durable on return.
   void commit();
-  /// Commits without replacing another file. Returns true when the file was made; returns false, and removes the
-  /// temporary file, when `path` exists.
+  /// Commits without replacing another file. Returns true when the file was made, and false when `path` exists; then
+  /// the destructor removes the temporary file.
   bool commit_exclusive();
 
  private:

@@ -237,7 +237,8 @@ class SyncRound:
     # the end
 
     async def _conclude(self, engines: list[Engine], version: int) -> None:
-        """Ends the sync for `engines`, which have verified `version`: names the version, flushes caches and resumes.
+        """Ends the sync for `engines`, which have verified `version`: tells each its version, has it flush its caches
+        if the policy says so, and resumes it.
         The engines stay at `version`, even if one of these calls fails.
         """
 

@@ -30,7 +30,7 @@ def metrics_text(status: Mapping[str, Any]) -> bytes:
 
 
 class _Status:
-    """A collector of one status."""
+    """Prometheus collector of the metrics of one `LogFollowing.status`."""
 
     def __init__(self, status: Mapping[str, Any]) -> None:
         self._status = status

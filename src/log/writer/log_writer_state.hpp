@@ -40,7 +40,8 @@ class DeltaSource {
   CommitRecord result_;
   std::vector<Bytes> owned_;  ///< Memory that some of `pieces_` refer to.
   std::vector<ConstBytes> pieces_;
-  /// File whose frames come directly before the last of `pieces_`; null if all bytes are in `pieces_`.
+  /// File whose frames go between the last element of `pieces_` and the elements before it; null if all bytes are in
+  /// `pieces_`.
   const DeltaFile* file_ = nullptr;
 };
 

@@ -36,7 +36,7 @@ struct NcclRankInfo {
   std::uint32_t can_shrink = 0;
   /// Not 0 if the library has ncclCommGrow, and the old communicator, if any, is neither broken nor suspended.
   std::uint32_t can_grow = 0;
-  /// Number of the group that the rank was in before (FormationPlan::channel); 0: none.
+  /// Number (FormationPlan::channel) of the group whose communicator this rank still has; 0: it has none.
   std::uint64_t old_channel = 0;
   std::uint64_t nonce = 0;  ///< Random number, so that two groups of the same ranks have different numbers.
   std::int32_t old_rank = -1;

@@ -99,8 +99,9 @@ def merge_dims(dims: Sequence[Dim]) -> list[Dim]:
 
 
 def cut_into_boxes(frame: Frame, offset: int, dims: Sequence[Dim], first: int) -> list[Region]:
-    """Cuts a strided view of a memory into boxes of the memory's frame. The view begins at element `offset` and has the
-    loops `dims` with strides `here`; its counterpart in the other memory begins at `first` and has strides `there`.
+    """Cuts a strided view of this memory into boxes of `frame`, each with its place in the other memory. The view begins
+    at element `offset` of this memory, and at element `first` of the other. Each of `dims` gives an extent and the
+    strides in this memory (`Dim.here`) and in the other (`Dim.there`).
 
     Raises TooScatteredError if there are more than MAX_BOXES_PER_COPY boxes.
     """

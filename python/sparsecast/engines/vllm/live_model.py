@@ -52,11 +52,12 @@ class LiveModel:
         self._rearranged: set[str] = set()  # Modules whose kernels keep another order than the files.
 
     def trace(self, request: TraceRequest, *, verify: bool) -> tuple[TracedLoader, list[Recomputation]]:
-        """Returns the address map of the target and of a draft that follows, and the recomputations of what vLLM
-        computes from their weights, not proven yet.
+        """Returns the address map of the target model, and of the draft model if it is updated as well, and the
+        recomputations of the tensors that vLLM derives from the weights, which are not proven yet.
 
-        With `verify`, the memory is compared with the files from which vLLM was started. If it differs because kernels
-        keep weights in another order than the files, the models are traced again, with these modules as repacked ones.
+        With `verify`, the memory is compared with the files from which vLLM was started. If some modules differ because
+        kernels keep weights in another order than the files, the models are traced once more, with these modules as
+        repacked ones.
         Raises UnsupportedError naming tensors that cannot be patched, and UsageError for names that do not fit.
         """
         with set_current_vllm_config(self.vllm_config):
