@@ -145,7 +145,8 @@ class SPARSECAST_API EngineRank {
   /// and box for a layout that does not hold a whole tensor of the log, kGroupMismatch when the ranks differ in table
   /// or layout, and the errors of the channel.
   EngineRank(std::shared_ptr<ControlChannel> ranks, std::shared_ptr<const TensorTable> table,
-             std::shared_ptr<const Layout> layout, std::vector<TensorRef> local, FileSystem& fs, Options options);
+             const std::shared_ptr<const Layout>& layout, std::vector<TensorRef> local, FileSystem& fs,
+             Options options);
   ~EngineRank();
   EngineRank(const EngineRank&) = delete;
   EngineRank& operator=(const EngineRank&) = delete;

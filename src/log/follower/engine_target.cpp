@@ -322,7 +322,7 @@ void require_same_on_all(ControlChannel& ranks, const TensorTable& table, const 
 }  // namespace
 
 EngineRank::EngineRank(std::shared_ptr<ControlChannel> ranks, std::shared_ptr<const TensorTable> table,
-                       std::shared_ptr<const Layout> layout, std::vector<TensorRef> local, FileSystem& fs,
+                       const std::shared_ptr<const Layout>& layout, std::vector<TensorRef> local, FileSystem& fs,
                        Options options) {
   if (!ranks || !table || !layout)
     throw Error(ErrorCode::kUsage, "a rank of an engine needs channel, table and layout");
