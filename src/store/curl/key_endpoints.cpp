@@ -88,7 +88,7 @@ bool is_this_machine(const std::string& host) {
 }  // namespace
 
 S3KeyReader read_by_web_identity(FileSystem& fs, const WebIdentity& identity) {
-  constexpr milliseconds kTimeout{10'000};
+  static constexpr milliseconds kTimeout{10'000};
   const auto client = std::make_shared<HttpClient>(http_options(kTimeout, false, identity.ca_bundle));
   return [&fs, client, identity](SteadyTime deadline) {
     const std::string body = fmt::format(
@@ -107,7 +107,7 @@ S3KeyReader read_by_web_identity(FileSystem& fs, const WebIdentity& identity) {
 }
 
 S3KeyReader read_from_container(FileSystem& fs, const ContainerEndpoint& container) {
-  constexpr milliseconds kTimeout{2'000};
+  static constexpr milliseconds kTimeout{2'000};
   const std::string host = host_of(container.url);
   const bool known = host == "169.254.170.2" || host == "169.254.170.23" || host == "fd00:ec2::23";
   if (!container.url.starts_with("https://") &&
@@ -146,7 +146,7 @@ S3Keys extended(S3Keys keys) {
 }
 
 S3Keys ask_instance(HttpClient& client, const std::string& endpoint, SteadyTime deadline) {
-  constexpr milliseconds kTimeout{1'000};
+  static constexpr milliseconds kTimeout{1'000};
   HttpRequest request;
   request.method = "PUT";
   request.url = endpoint + "/latest/api/token";
