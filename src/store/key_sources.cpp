@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
+#include <utility>
 
 #include "core/child_process.hpp"
 #include "sparsecast/error.hpp"
@@ -155,8 +157,7 @@ std::vector<std::string> split_command(std::string_view text) {
     } else if (c == quote && quote != '\0') {
       quote = '\0';
     } else if (quote == '\0' && (c == ' ' || c == '\t')) {
-      if (word) words.push_back(*std::move(word));
-      word.reset();
+      if (word) words.push_back(*std::exchange(word, std::nullopt));
     } else {
       word = word.value_or("") + c;
     }
