@@ -205,15 +205,15 @@ TEST(S3KeySources, SourcesThatAreNotAskedAreRefusedWithACure) {
 
 TEST(S3KeySources, AnswersThatAreNoneAreRefusedWithoutTheirKeys) {
   for (const std::string text :
-       {"", "[]", "hidden", "{\"AccessKeyId\": \"hidden\"}", "{\"AccessKeyId\": 1, \"SecretAccessKey\": \"hidden\"}",
-        "{\"AccessKeyId\": \"hidden\", \"SecretAccessKey\": \"hid den\"}",
-        "{\"AccessKeyId\": \"hidden\", \"SecretAccessKey\": \"b\", \"Expiration\": \"tomorrow\"}"}) {
+       {"", "[]", "hidden", R"({"AccessKeyId": "hidden"})", R"({"AccessKeyId": 1, "SecretAccessKey": "hidden"})",
+        R"({"AccessKeyId": "hidden", "SecretAccessKey": "hid den"})",
+        R"({"AccessKeyId": "hidden", "SecretAccessKey": "b", "Expiration": "tomorrow"})"}) {
     SCOPED_TRACE(text);
     const std::string words = words_of([&] { parse_json_keys(text); });
     EXPECT_FALSE(words.empty());
     EXPECT_EQ(words.find("hid"), std::string::npos) << words;
   }
-  expect_error(ErrorCode::kUnauthenticated, [] { parse_json_keys("{\"Code\": \"AssumeRoleUnauthorizedAccess\"}"); },
+  expect_error(ErrorCode::kUnauthenticated, [] { parse_json_keys(R"({"Code": "AssumeRoleUnauthorizedAccess"})"); },
                {"AssumeRoleUnauthorizedAccess"});
   for (const std::string time : {"", "+01:00", "2030-01-01T00:00:00", "2030-01-01T00:00:00+0100",
                                  "2030-01-01T00:00:00+24:00", "2030-01-01T00:00:00*01:00"}) {
