@@ -26,11 +26,13 @@ PYTHON = os.path.realpath(sys.executable)  # Not in a virtual environment of som
 NOBODY = 65534
 # Suites that take a moment on the emulated device.
 FEW = ("DeviceApplierShapes", "DeviceMaskedCopy", "DeviceQuickBlocks", "DeviceShardMemory")
-NVIDIA_SMI = """case "$*" in
-  *compute_cap*) printf '9.0\\n9.0\\n' ;;
-  *name,driver*) printf 'name, driver_version, clocks\\nSome GPU, 580.1.2, 1980 MHz\\nSome GPU, 580.1.2, 1980 MHz\\n' ;;
-  -L) printf 'GPU 0: Some GPU\\nGPU 1: Some GPU\\n' ;;
-esac"""
+NVIDIA_SMI = """for ((gpu = 0; gpu < ${SPARSECAST_EMULATED_DEVICES:-1}; ++gpu)); do
+  case "$*" in
+    *compute_cap*) echo 9.0 ;;
+    *name,driver*) ((gpu)) || echo 'name, driver_version, clocks'; echo 'Some GPU, 580.1.2, 1980 MHz' ;;
+    -L) echo "GPU $gpu: Some GPU" ;;
+  esac
+done"""
 
 
 def registered(label):
@@ -155,8 +157,7 @@ class Registration(Box):
 
 @unittest.skipUnless((EMULATED / "emulated_bench").exists(), "needs the programs of tests/EmulatedMachine.cmake")
 class Check(Box):
-    """scripts/gpu_check.sh on a machine with two GPUs and make, but neither ninja nor root; libnccl.so is the first that
-    the loader finds."""
+    """scripts/gpu_check.sh on a machine with make, but without ninja; libnccl.so is the first that the loader finds."""
 
     def setUp(self):
         super().setUp()
@@ -234,10 +235,12 @@ exec {shutil.which("cmake")} "${{all[@]}}" """,
             self.path,
         )
 
-    def test_it_runs_to_its_end(self):
+    def check(self, devices, *stages, as_root):
+        """Runs the script, and returns its results; `as_root` matters where the test itself is root."""
         (self.root / "machine").mkdir()  # That the emulated programs share.
         command = [REPOSITORY / "scripts/gpu_check.sh", "--build", self.build, "--out", self.out, "--quick"]
-        if os.geteuid() == 0:
+        command += [word for stage in stages for word in ("--stage", stage)]
+        if os.geteuid() == 0 and not as_root:
             subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", self.root], check=True)
             self.root.chmod(0o755)
             nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
@@ -253,7 +256,7 @@ exec {shutil.which("cmake")} "${{all[@]}}" """,
                 "HOME": str(self.root),
                 "LD_LIBRARY_PATH": str(self.root / "lib"),
                 "SPARSECAST_EMULATED_MACHINE": str(self.root / "machine"),
-                "SPARSECAST_EMULATED_DEVICES": "2",
+                "SPARSECAST_EMULATED_DEVICES": str(devices),
                 "SPARSECAST_PATIENCE": "4",
             },
             capture_output=True,
@@ -261,7 +264,16 @@ exec {shutil.which("cmake")} "${{all[@]}}" """,
             timeout=600,
         )
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
-        results = json.loads((self.out / "results.json").read_text(encoding="utf-8"))
+        return json.loads((self.out / "results.json").read_text(encoding="utf-8"))
+
+    def test_with_one_device_and_as_root_it_asks_for_no_second(self):
+        results = self.check(1, "build", "nccl", as_root=True)
+        self.assertEqual({step["outcome"] for step in results["steps"] if step["outcome"] != "SKIPPED"}, {"PASS"})
+        self.assertFalse((self.build / "raw" / "perf_gpus.json").exists())
+        self.assertTrue((self.build / "raw" / "perf_snapshot.json").exists())
+
+    def test_with_two_devices_it_runs_to_its_end(self):
+        results = self.check(2, as_root=False)
         outcomes = {f"{step['stage']} {step['step']}": step["outcome"] for step in results["steps"]}
         skipped = {step for step, outcome in outcomes.items() if outcome == "SKIPPED"}
         self.assertEqual(

@@ -85,8 +85,8 @@ class FollowSettings:
         directory is on this machine. A text that has changed means that there is something to ask the workers about.
         """
         texts = []
-        for file in sorted(pathlib.Path(self.state).glob(f"replica-*/{_NEWS}")):
-            with contextlib.suppress(OSError):  # It may be gone by now.
+        with contextlib.suppress(OSError):  # The directory, or a file, may be gone by now.
+            for file in sorted(pathlib.Path(self.state).glob(f"replica-*/{_NEWS}")):
                 texts.append(file.read_text(encoding="utf-8", errors="replace"))
         return texts
 
