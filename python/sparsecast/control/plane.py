@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
 import time
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from sparsecast.alarms import SyncAlarms
 from sparsecast.control.endpoints import Endpoint
 from sparsecast.control.engine import MEMORY_TAGS, WEIGHTS, PauseMode
 from sparsecast.control.errors import BusyError, EndpointError
@@ -23,6 +25,7 @@ from sparsecast.control.world import SyncSource
 from sparsecast.errors import UsageError
 
 Observer = Callable[[SyncReport], None]
+_log = logging.getLogger("sparsecast")
 
 
 class ControlPlane:
@@ -60,6 +63,7 @@ class ControlPlane:
         self._holder = ""
         self._held_since = 0.0
         self._last: SyncReport | None = None
+        self._alarms = SyncAlarms()
 
     def __enter__(self) -> ControlPlane:
         return self
@@ -136,6 +140,12 @@ class ControlPlane:
             return report
 
     def _publish(self, report: SyncReport) -> None:
+        figures = report.source
+        if not report.regrouped and "density" in figures:  # A regroup may seed engines, which takes its own time.
+            sent, seconds = int(figures.get("sent_bytes", 0)), float(figures.get("wire_seconds", 0.0))
+            report.warnings = self._alarms.look(sent, seconds, float(figures["density"]))
+            for warning in report.warnings:
+                _log.warning("version %d: %s", report.version, warning)
         self._last = report
         for observer in self._observers:
             observer(report)

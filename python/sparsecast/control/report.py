@@ -119,7 +119,8 @@ class EndpointReport:
 @dataclass
 class SyncReport:
     """Report of one sync. `result` is "ok" (every endpoint is at `version`), "partial" (every endpoint is, but for
-    those that were left out) or "failed". `source` has the figures of the trainer's own report.
+    those that were left out) or "failed". `source` has the figures of the trainer's own report. `warnings` are
+    sentences about figures that differ much from those of earlier syncs (`SyncAlarms`).
     """
 
     result: str
@@ -131,6 +132,7 @@ class SyncReport:
     error: str = ""
     source: dict[str, Any] = field(default_factory=dict)
     endpoints: list[EndpointReport] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON values."""

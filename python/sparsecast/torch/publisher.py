@@ -8,6 +8,7 @@ idle --publish()--> publishing --verified--> idle      (the base is what the eng
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import threading
 import weakref
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from .._core import ShardedPublisher
 from .._process import ProcessMark
+from ..alarms import SyncAlarms
 from ..errors import DeadlineError, UsageError
 from ..transports import Log, Transport
 from .layouts import gather_layout
@@ -27,6 +29,8 @@ from .relayed import RelayedEnd, is_parted
 from .report import PublishReport
 from .shards import Dtypes, LocalShards, Rename, Source, WireDtype, shards_of
 from .streams import cuda_device, use_device
+
+_log = logging.getLogger("sparsecast")
 
 #: Values of the ``detector`` argument of :class:`Publisher`.
 DETECTORS = ("auto", "snapshot", "pinned", "fused_cast")
@@ -102,6 +106,7 @@ class Publisher:
         self._process = ProcessMark()
         self._step: int | None = None
         self._every = publish_every
+        self._alarms = SyncAlarms()
         self._worker = concurrent.futures.ThreadPoolExecutor(
             1, "sparsecast-publish", use_device, (cuda_device(self._shards.tensors),)
         )
@@ -196,7 +201,7 @@ class Publisher:
             return self._run(label, ready)
         if isinstance(self._end, LogEnd):
             self._end.encode(self._step, label, ready)
-            self._in_flight = self._worker.submit(self._end.upload, self._step)
+            self._in_flight = self._worker.submit(self._upload, self._end, self._step)
         else:
             self._reading.clear()
             self._in_flight = self._worker.submit(self._run_in_background, label, ready)
@@ -237,7 +242,17 @@ class Publisher:
         self.close()
 
     def _run(self, label: str, ready: torch.cuda.Event | None) -> PublishReport:
-        return self._end.publish(self._step, label, ready, self._reading.set)
+        return self._looked_at(self._end.publish(self._step, label, ready, self._reading.set))
+
+    def _upload(self, end: LogEnd, step: int | None) -> PublishReport:
+        return self._looked_at(end.upload(step))
+
+    def _looked_at(self, report: PublishReport) -> PublishReport:
+        """Logs a warning if this publication differs much from those before it; returns the report."""
+        seconds = report.seconds.get("wire", report.seconds.get("upload", 0.0))
+        for warning in self._alarms.look(report.wire_bytes, seconds, report.density):
+            _log.warning("version %d: %s", report.version, warning)
+        return report
 
     def _run_in_background(self, label: str, ready: torch.cuda.Event | None) -> PublishReport:
         try:

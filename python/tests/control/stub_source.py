@@ -68,6 +68,7 @@ class StubSource:
         self.aborted: list[str] = []
         self.threads: list[str] = []
         self.before_commit: threading.Event | None = None
+        self.density = 0.01
 
     def regroup(self, world: WorldSpec) -> None:
         self.worlds.append(world)
@@ -97,7 +98,7 @@ class StubSource:
             self.before_commit.wait(timeout)
         self.version += 1
         collective.put(committed=True)
-        return StubReport(self.version)
+        return StubReport(self.version, self.density)
 
     def abort(self, reason: str) -> None:
         self.aborted.append(reason)

@@ -63,6 +63,17 @@ def test_a_second_sync_keeps_the_group(plane: ControlPlane, engines: Engines, so
     assert len(source.worlds) == 1
 
 
+def test_a_sync_that_differs_much_from_those_before_it_is_warned_of(
+    plane: ControlPlane, engines: Engines, source: StubSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(4):
+        assert plane.sync_now().warnings == []
+    source.density = 0.5
+    report = plane.sync_now()
+    assert "50.000% of the weights changed" in report.warnings[0] and report.warnings[0] in caplog.text
+    assert report.to_dict()["warnings"] == report.warnings
+
+
 def test_a_new_member_makes_a_new_group_with_a_new_secret(
     plane: ControlPlane, engines: Engines, source: StubSource, more_engines: Callable[..., StubEngine]
 ) -> None:

@@ -100,3 +100,20 @@ def test_close_raises_the_error_of_an_upload(log: st.Log, tmp_path: pathlib.Path
     publisher.publish(wait=False)
     with pytest.raises((IoError, DeadlineError)):
         publisher.close()
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_publication_that_changes_far_more_than_those_before_it_is_warned_of(
+    log: st.Log, wait: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = torch.zeros(ELEMENTS)
+    with st.Publisher([("w", weight)], transport=log) as publisher:
+        for step in range(4):
+            weight[step::100] += 1.0
+            publisher.publish(wait=wait)  # type: ignore[call-overload]
+        assert not caplog.messages
+        weight += 1.0
+        publisher.publish(wait=wait)  # type: ignore[call-overload]
+        publisher.wait(30)
+    assert [message.split(":")[0] for message in caplog.messages] == [f"version {publisher.version}"]
+    assert "100.000% of the weights changed" in caplog.messages[0]
