@@ -18,7 +18,12 @@ def test_a_program_ends_in_silence_while_a_daemon_thread_waits(call: str, end: s
     # The wait ends after the interpreter has begun to: the thread then wants a lock that nobody gives it any more.
     ended = run(f"""
         hub, member = pair() if "all_gather" in {call!r} else (None, None)
-        threading.Thread(target=lambda: {call.replace(")", ", timeout=1.0)")}, daemon=True).start()
+        def wait():
+            try:
+                {call.replace(")", ", timeout=1.0)")}
+            except errors.Error:
+                pass  # On a busy machine the wait is over before the interpreter begins to end.
+        threading.Thread(target=wait, daemon=True).start()
         time.sleep(0.5)
         class Late:
             def __del__(self, sleep=time.sleep): sleep(1.0)
