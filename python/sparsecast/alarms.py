@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections import deque
 
@@ -12,6 +13,8 @@ FACTOR = 10.0
 LEAST_BYTES = 1 << 20  # Smaller syncs measure latency, not the rate of the link.
 LEAST_DENSITY = 0.02
 
+_log = logging.getLogger("sparsecast")
+
 
 class SyncAlarms:
     """Compares each sync of a trainer with the medians of up to 16 syncs before it. Not thread-safe."""
@@ -19,6 +22,13 @@ class SyncAlarms:
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=KEPT)
         self._densities: deque[float] = deque(maxlen=KEPT)
+
+    def warn(self, version: int, sent_bytes: int, wire_seconds: float, density: float) -> list[str]:
+        """Logs the warnings of `look` about the sync that made `version`, and returns them."""
+        warnings = self.look(sent_bytes, wire_seconds, density)
+        for warning in warnings:
+            _log.warning("version %d: %s", version, warning)
+        return warnings
 
     def look(self, sent_bytes: int, wire_seconds: float, density: float) -> list[str]:
         """Adds a sync of `sent_bytes` bytes that took `wire_seconds` on the wire, and changed the share `density` of the

@@ -199,6 +199,11 @@ class EngineOfTwo : public testing::Test {
       lead(follower);
     });
   }
+  /// Has the next run() begin with version 0 on both ranks, by a follower that has seen nothing.
+  void begin_again() {
+    for (Rank& rank : ranks_) rank.storage.clear();
+    std::filesystem::remove(scratch_ / "state");
+  }
   /// Returns whether both ranks hold their parts of a version.
   bool hold(std::uint64_t version) {
     return ranks_[0].storage == part(0, version) && ranks_[1].storage == part(1, version);
@@ -352,8 +357,7 @@ TEST_F(EngineOfTwo, NeverCallsTwoVersionsWholeWhereverAnExchangeFails) {
     const int breaks = scene % 2;
     const bool after = scene / 2 % 2 == 1;
     const int at = 1 + scene / 4;
-    for (Rank& rank : ranks_) rank.storage.clear();
-    std::filesystem::remove(scratch_ / "state");
+    begin_again();
     run([&](LogFollower& follower) { words_of([&] { follower.step(); }); },
         [&](std::shared_ptr<ControlChannel> channel) -> std::shared_ptr<ControlChannel> {
           if (channel->rank() != breaks) return channel;
@@ -381,8 +385,7 @@ TEST_F(EngineOfTwo, HoldsOneVersionWhateverBitOfTheLogIsFlipped) {
     const std::uint64_t bit = random.below(bytes.size() * 8);
     bytes[bit / 8] ^= std::byte{1} << (bit % 8);
     scene_.store().set_objects(std::move(flipped));
-    for (Rank& rank : ranks_) rank.storage.clear();
-    std::filesystem::remove(scratch_ / "state");
+    begin_again();
     run([&](LogFollower& follower) { words_of([&] { follower.step(); }); });
     EXPECT_FALSE(ranks_[0].engine->dirty() || ranks_[1].engine->dirty());
     EXPECT_TRUE(hold(0) || hold(1) || hold(2) || hold(3)) << "bit " << bit;

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
 import threading
 import time
@@ -25,7 +24,6 @@ from sparsecast.control.world import SyncSource
 from sparsecast.errors import UsageError
 
 Observer = Callable[[SyncReport], None]
-_log = logging.getLogger("sparsecast")
 
 
 class ControlPlane:
@@ -143,9 +141,7 @@ class ControlPlane:
         figures = report.source
         if not report.regrouped and "density" in figures:  # A regroup may seed engines, which takes its own time.
             sent, seconds = int(figures.get("sent_bytes", 0)), float(figures.get("wire_seconds", 0.0))
-            report.warnings = self._alarms.look(sent, seconds, float(figures["density"]))
-            for warning in report.warnings:
-                _log.warning("version %d: %s", report.version, warning)
+            report.warnings = self._alarms.warn(report.version, sent, seconds, float(figures["density"]))
         self._last = report
         for observer in self._observers:
             observer(report)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from sparsecast.engines.log_receiver import State
 
 _OF_REPLICA = {
     "version": ("version", "Version of the log that the weights hold"),
@@ -17,7 +19,6 @@ _OF_REPLICA = {
     "head_age": ("head_age_seconds", "Seconds since the log was looked at"),
     "pause_seconds": ("write_seconds", "Duration of the last write of the weights"),
 }
-_STATES = ("unproven", "ready", "staged", "applying", "broken", "dirty", "closed")
 
 
 def metrics_text(status: Mapping[str, Any]) -> bytes:
@@ -56,7 +57,7 @@ class _Status:
             yield counter
         states = GaugeMetricFamily("sparsecast_follow_state", "1 for its state", labels=["replica", "rank", "state"])
         for worker in workers:
-            for state in _STATES:
+            for state in get_args(State):
                 place = [str(worker["replica"]), str(worker["rank"]), state]
                 states.add_metric(place, float(worker["state"] == state))
         yield states

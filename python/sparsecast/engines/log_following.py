@@ -125,7 +125,7 @@ class LogFollowing:
         if max_lag is None:
             return ""
         heads = [worker for worker in self._workers if worker["rank"] == 0]
-        broken = [str(worker["error"]) for worker in self._workers if worker["state"] == "broken"]
+        broken = self._broken()
         if broken or any(worker["lag"] is None for worker in heads):
             return broken[0] if broken else "the newest version is not known yet"
         lag = max(int(worker["lag"]) for worker in heads)
@@ -189,8 +189,7 @@ class LogFollowing:
     async def _reached(self, version: int) -> int:
         async with self._changed:
             while self._served is None or self._served < version:
-                broken = [str(worker["error"]) for worker in self._workers if worker["state"] == "broken"]
-                if broken:
+                if broken := self._broken():
                     raise UsageError(f"the server follows no more, and stays at version {self._served}: {broken[0]}")
                 await self._changed.wait()
             return self._served
@@ -219,6 +218,10 @@ class LogFollowing:
         """Returns the numbers of the replicas in which every worker has staged a version."""
         waiting = {worker["replica"] for worker in self._workers if worker["state"] != "staged"}
         return sorted({worker["replica"] for worker in self._workers} - waiting)
+
+    def _broken(self) -> list[str]:
+        """Returns the reasons of the workers that follow no more."""
+        return [str(worker["error"]) for worker in self._workers if worker["state"] == "broken"]
 
     def _is_whole(self) -> bool:
         return all(worker["is_whole"] for worker in self._workers)

@@ -227,7 +227,8 @@ class LogReceiver:
             with self._changed:
                 self._named = self._writes
                 self._changed.notify_all()
-                self._tell()
+            self._tell()
+            with self._changed:
                 self._changed.wait_for(lambda: self._state in ("closed", "broken"), wait)
 
     def _step(self) -> None:
@@ -300,7 +301,8 @@ class LogReceiver:
             if self._state != "closed":
                 self._state = "staged"
             self._changed.notify_all()
-            self._tell()
+        self._tell()
+        with self._changed:
             self._changed.wait_for(lambda: self._state in ("applying", "closed"))
             self._is_writing = self._state != "closed"
             return self._is_writing

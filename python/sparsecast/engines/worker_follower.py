@@ -101,15 +101,35 @@ def lock_state(log: Log) -> int:
     return lock
 
 
-def trace_for_log(trace: Callable[[Mapping[str, str]], Traced], *, whole: bool) -> Traced:
-    """Traces a model that is to follow a delta log, and proves that what the engine computes from its weights can be
-    computed again. Returns the address map and the recomputations.
+def trace_for_log(
+    log: Log, group: ProcessGroup, refuse: Callable[[], None], trace: Callable[[Mapping[str, str]], Traced]
+) -> Traced:
+    """Traces a model that is to follow `log`, and proves that what the engine computes from its weights can be computed
+    again. Returns the address map and the recomputations. Collective over `group`, the workers of the engine: an error
+    of one worker is raised on all. Worker 0 locks the state directory of the log.
 
-    `trace` does the tracing; it is given modes (of `MODES`) by patterns of names. With `whole`, for an engine of one
-    worker, every canonical tensor must lie in one piece: tensors that the engine cuts into several pieces get copies
-    outside the model, from which they are loaded again after each write. Raises UnsupportedError naming tensors that
-    cannot follow a log.
+    `refuse` raises an error if this worker cannot follow any log. `trace` does the tracing; it is given modes (of
+    `MODES`) by patterns of names. In an engine of one worker every canonical tensor must lie in one piece: tensors that
+    the engine cuts into several pieces get copies outside the model, from which they are loaded again after each write.
+    Raises UnsupportedError naming tensors that cannot follow a log.
     """
+    import torch.distributed as dist
+
+    from sparsecast.engines.agreement import raise_if_any_failed
+
+    failure: BaseException | None = None
+    try:
+        refuse()
+        if dist.get_rank(group) == 0:
+            lock_state(log)
+        traced = _trace(trace, whole=dist.get_world_size(group) == 1)
+    except BaseException as error:  # Told to the other workers, and raised on all of them.
+        failure = error
+    raise_if_any_failed(failure, group)
+    return traced
+
+
+def _trace(trace: Callable[[Mapping[str, str]], Traced], *, whole: bool) -> Traced:
     from sparsecast.engines.trace.whole import cut_tensors, refuse_ties
 
     traced, recomputations = trace({})
@@ -131,23 +151,25 @@ def receiver_of(
     *,
     interval: float,
     guard: Callable[[], None],
-    group: ProcessGroup | None = None,
+    group: ProcessGroup,
 ) -> LogReceiver:
     """Returns the receiver that lets the model of a worker follow `log`. `group` has the workers of the engine, which
-    all call this function (collective); None means that the engine has one worker.
+    all call this function (collective).
 
     `traced` and `recomputations` are the result of `trace_for_log`. `files` yields (name, tensor) pairs of the
     checkpoint, which fill the tensors that the model does not use. `interval` is the time between two looks at the log,
     in seconds. `guard` raises UsageError once a weight of the model has moved to other memory. Raises DeadlineError if
     the workers do not meet within `log.timeout` seconds.
     """
+    import torch.distributed as dist
+
     from sparsecast import TensorTable, describe
     from sparsecast.engines.follow_ranks import followed_part
     from sparsecast.engines.log_receiver import LogReceiver, Ranks
     from sparsecast.engines.trace.whole import whole_tensors
 
     ranks: Ranks | None = None
-    if group is None:
+    if dist.get_world_size(group) == 1:
         whole, unused = whole_tensors(traced)
         table = [spec for spec, _ in whole]
         tensors = [describe(tensor, dtype=dtype) for (_, dtype, _), tensor in whole]

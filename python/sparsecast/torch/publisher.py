@@ -8,7 +8,6 @@ idle --publish()--> publishing --verified--> idle      (the base is what the eng
 from __future__ import annotations
 
 import concurrent.futures
-import logging
 import threading
 import weakref
 from collections.abc import Sequence
@@ -29,8 +28,6 @@ from .relayed import RelayedEnd, is_parted
 from .report import PublishReport
 from .shards import Dtypes, LocalShards, Rename, Source, WireDtype, shards_of
 from .streams import cuda_device, use_device
-
-_log = logging.getLogger("sparsecast")
 
 #: Values of the ``detector`` argument of :class:`Publisher`.
 DETECTORS = ("auto", "snapshot", "pinned", "fused_cast")
@@ -250,8 +247,7 @@ class Publisher:
     def _looked_at(self, report: PublishReport) -> PublishReport:
         """Logs a warning if this publication differs much from those before it; returns the report."""
         seconds = report.seconds.get("wire", report.seconds.get("upload", 0.0))
-        for warning in self._alarms.look(report.wire_bytes, seconds, report.density):
-            _log.warning("version %d: %s", report.version, warning)
+        self._alarms.warn(report.version, report.wire_bytes, seconds, report.density)
         return report
 
     def _run_in_background(self, label: str, ready: torch.cuda.Event | None) -> PublishReport:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from sparsecast.engines.agreement import raise_if_any_failed
 from sparsecast.engines.follow_settings import FollowSettings, log_of_worker
 from sparsecast.engines.sglang.messages import TraceRequest
 from sparsecast.engines.sglang.weights import checkpoint_tensors, scales_of_caches, trace_and_verify
-from sparsecast.engines.worker_follower import Traced, WorkerFollower, lock_state, receiver_of, trace_for_log
+from sparsecast.engines.worker_follower import Traced, WorkerFollower, receiver_of, trace_for_log
 from sparsecast.errors import UnsupportedError, UsageError
 from sparsecast.torch.layouts import gather_bytes
 from sparsecast.torch.owners import guard_of
@@ -75,22 +74,13 @@ def _start(
 ) -> tuple[LogReceiver, list[Recomputation]]:
     log = log_of_worker(settings.for_worker(), replica)
     model, config = runner.model, runner.model_config
-    several = dist.get_world_size(group) > 1
 
     def trace(modes: Any) -> Traced:
         request = TraceRequest(may_miss=scales_of_caches(model), modes=modes)
         traced, recomputation, _ = trace_and_verify(model, config, request)
         return traced, [recomputation]
 
-    failure: BaseException | None = None
-    try:
-        _refuse_what_cannot_follow()
-        if dist.get_rank(group) == 0:
-            lock_state(log)
-        traced, recomputations = trace_for_log(trace, whole=not several)
-    except BaseException as error:  # Told to the other ranks, and raised on all of them.
-        failure = error
-    raise_if_any_failed(failure, group)
+    traced, recomputations = trace_for_log(log, group, _refuse_what_cannot_follow, trace)
     receiver = receiver_of(
         log,
         traced,
@@ -98,7 +88,7 @@ def _start(
         lambda: checkpoint_tensors(model, config),
         interval=settings.interval,
         guard=guard_of([model], (tensor.memory for tensor in traced.tensors), "start the server again"),
-        group=group if several else None,
+        group=group,
     )
     return receiver, recomputations
 

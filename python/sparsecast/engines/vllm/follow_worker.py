@@ -7,17 +7,20 @@ that it has staged is written in `sparsecast_follow_apply`, which vLLM calls bet
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sparsecast.engines.worker_follower import WorkerFollower, lock_state, receiver_of, trace_for_log
+from sparsecast.engines.worker_follower import WorkerFollower, receiver_of, trace_for_log
 from sparsecast.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    import torch
+
     from sparsecast.engines.log_receiver import LogReceiver
     from sparsecast.engines.refresh.recompute import Recomputation
-    from sparsecast.engines.trace.loader import TracedLoader
-    from sparsecast.engines.vllm.live_model import LiveModel
+    from sparsecast.engines.trace.loader import CanonicalTensor
 
 METHODS = ("sparsecast_follow", "sparsecast_follow_status", "sparsecast_follow_apply")
 
@@ -71,44 +74,49 @@ def _follower(worker: Any, settings: dict[str, Any]) -> WorkerFollower:
 
 
 def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> tuple[LogReceiver, list[Recomputation]]:
-    from sparsecast.engines.agreement import raise_if_any_failed
+    from sparsecast.buffers import dtype_name
     from sparsecast.engines.follow_settings import log_of_worker
-    from sparsecast.engines.vllm.live_model import LiveModel, draft_model
+    from sparsecast.engines.vllm.live_model import LiveModel, TraceRequest, draft_model
     from sparsecast.engines.vllm.model import checkpoint_tensors
-    from sparsecast.engines.vllm.plugin import check_version
 
     config = worker.vllm_config
     log = log_of_worker(settings, replica)
-    failure: BaseException | None = None
-    try:
-        check_version()
-        _refuse_what_cannot_follow(config)
-        if group.rank_in_group == 0:
-            lock_state(log)
-        live = LiveModel(config, worker.get_model())
-        live.find_draft = lambda: draft_model(worker)
-        traced, recomputations = _trace(live, whole=group.world_size == 1)
-    except BaseException as error:  # Told to the other workers, and raised on all of them.
-        failure = error
-    raise_if_any_failed(failure, group.cpu_group)
+    live = LiveModel(config, worker.get_model())
+    live.find_draft = lambda: draft_model(worker)
+
+    def files() -> Iterator[tuple[str, torch.Tensor]]:
+        return checkpoint_tensors(config, config.model_config, live.model)
+
+    @functools.cache
+    def table() -> list[CanonicalTensor]:
+        return [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in files()]
+
+    traced, recomputations = trace_for_log(
+        log,
+        group.cpu_group,
+        lambda: _refuse_what_cannot_follow(config),
+        lambda modes: live.trace(TraceRequest(table(), modes=modes), verify=True),
+    )
     receiver = receiver_of(
         log,
         traced,
         recomputations,
-        lambda: checkpoint_tensors(config, config.model_config, live.model),
+        files,
         interval=settings["interval"],
         guard=live.guard(traced, "start the server again"),
-        group=group.cpu_group if group.world_size > 1 else None,
+        group=group.cpu_group,
     )
     return receiver, recomputations
 
 
 def _refuse_what_cannot_follow(config: Any) -> None:
-    """Raises UnsupportedError if the server's options exclude following a log: weights from a trainer, moving experts,
-    or sleep mode.
+    """Raises UnsupportedError if vLLM's version or the server's options exclude following a log: weights from a
+    trainer, moving experts, or sleep mode.
     """
     from sparsecast.engines.vllm.model import refuse_moving_experts
+    from sparsecast.engines.vllm.plugin import check_version
 
+    check_version()
     if config.weight_transfer_config is not None:
         raise UnsupportedError(
             "--weight-transfer-config: a server takes its weights from a log or from a trainer, not from both; start vLLM "
@@ -120,21 +128,3 @@ def _refuse_what_cannot_follow(config: Any) -> None:
             "--enable-sleep-mode: a server that sleeps gives the memory of its weights away, into which the follower "
             "writes; start vLLM without it"
         )
-
-
-def _trace(live: LiveModel, *, whole: bool) -> tuple[TracedLoader, list[Recomputation]]:
-    """Returns the address map and the recomputations for the tensors in the files from which vLLM was started; the log
-    must have the same tensors. With `whole`, every tensor must lie in one piece, or is kept whole in a copy outside the
-    model.
-    """
-    from sparsecast.buffers import dtype_name
-    from sparsecast.engines.vllm.live_model import TraceRequest
-    from sparsecast.engines.vllm.model import checkpoint_tensors, refuse_new_ties
-
-    files = checkpoint_tensors(live.vllm_config, live.vllm_config.model_config, live.model)
-    table = [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in files]
-    traced, recomputations = trace_for_log(
-        lambda modes: live.trace(TraceRequest(table, modes=modes), verify=True), whole=whole
-    )
-    refuse_new_ties(traced, ())
-    return traced, recomputations
