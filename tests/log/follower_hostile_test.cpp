@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <zstd.h>
 
+#include "log/follower/follower_parts.hpp"
 #include "support/expect_error.hpp"
 #include "support/follow_scene.hpp"
 #include "support/forge.hpp"
@@ -194,6 +195,18 @@ TEST_F(HostileLog, AMergedDeltaIntoADeadEndIsNotTaken) {
   scene_.add_merged(4, 8, wrong(4, 8, 1, 2));
   EXPECT_EQ(step().version, 8U);
   EXPECT_EQ(version(), 8U);
+}
+
+TEST(MeteredStore, AKeptObjectHoldsTheBoundOfEachReader) {
+  const auto objects = std::make_shared<MemoryStore>();
+  objects->set("manifest", Bytes(100));
+  MeteredStore store(objects);
+  store.keep("manifest");
+  EXPECT_EQ(store.get("manifest", 100)->size(), 100U);
+  objects->forget_calls();
+  EXPECT_EQ(store.get("manifest", 100)->size(), 100U);
+  EXPECT_TRUE(objects->calls().empty()) << "it was kept";
+  expect_error(ErrorCode::kCorrupt, [&] { store.get("manifest", 99); });
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ class MeteredStore : public ObjectStore {
   std::optional<Bytes> get(const std::string& key, std::uint64_t max_bytes) override {
     {
       const std::lock_guard lock(mutex_);
-      if (key == kept_key_ && kept_) return kept_;
+      if (key == kept_key_ && kept_ && kept_->size() <= max_bytes) return kept_;
     }
     std::optional<Bytes> found = store_->get(key, max_bytes);
     if (!found) return found;
