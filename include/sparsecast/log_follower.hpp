@@ -229,7 +229,7 @@ struct FollowReport {
 /// with its hash and epoch, the version of the target, and trusted keys, so that a restart never goes back (I6). Every
 /// error leaves the target at a verified version, and the call may be repeated. When an object is missing or invalid,
 /// the step plans again without it, a few times. Memory: that of the target, the catalog, and the list of deltas
-/// between the target and the head. Not thread-safe, except stop().
+/// between the target and the head. Not thread-safe, except stop() and look().
 class SPARSECAST_API LogFollower {
  public:
   /// Reads the state file at `state_path`, if there is one. Throws Error{kCorrupt} when the file is damaged: it
@@ -254,6 +254,13 @@ class SPARSECAST_API LogFollower {
 
   /// Returns the version of the target; nullopt until the first step has determined it.
   std::optional<std::uint64_t> version() const noexcept;
+  /// Returns the version to which step() is bringing the target with a delta or an anchor that is fetched and checked;
+  /// nullopt at any other time. For the thread of step(), and so for the `pause` of a target of live tensors.
+  std::optional<std::uint64_t> staged() const noexcept;
+  /// Returns the newest version of the log, and changes nothing; makes one request when nothing is new. May be called
+  /// in any thread, also while step() runs or waits in the `pause` of a target. Throws kIncomplete when there is no
+  /// log, and the errors of LogReader::head() for a log that must not be followed.
+  std::uint64_t look();
 
  private:
   struct State;

@@ -769,7 +769,9 @@ class FollowReport:
     def apply_seconds(self) -> float: ...
 
 class LogFollower:
-    """Live tensors that follow a delta log. Not thread-safe, except stop()."""
+    """
+    Live tensors that follow a delta log. Not thread-safe, except stop() and look().
+    """
 
     @overload
     def __init__(self, location: str | os.PathLike[str] | sparsecast.stores.Store, table: TensorTable, tensors: Sequence[Memory], *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None, timeout: float = 120.0, stream: int = 0, device_timeout: float = 60.0) -> None:
@@ -793,6 +795,17 @@ class LogFollower:
     @property
     def version(self) -> int | None:
         """Version of the tensors; None until the first step has found it."""
+
+    @property
+    def staged(self) -> int | None:
+        """
+        Version that step() is about to write, or is writing; None at any other time. For `pause`, in its thread.
+        """
+
+    def look(self) -> int:
+        """
+        Returns the newest version of the log, and changes nothing. For any thread, also while step() waits in `pause`. Raises IncompleteError if there is no log yet, and as step() for one that must not be followed.
+        """
 
     @property
     def dirty(self) -> bool:

@@ -369,7 +369,7 @@ void bind_follower(nb::module_& m) {
       .def_ro("fetch_seconds", &FollowReport::fetch_seconds)
       .def_ro("apply_seconds", &FollowReport::apply_seconds);
   nb::class_<PythonLogFollower>(m, "LogFollower", nb::type_slots(PauseSlots<PythonLogFollower>::slots),
-                                "Live tensors that follow a delta log. Not thread-safe, except stop().")
+                                "Live tensors that follow a delta log. Not thread-safe, except stop() and look().")
       .def(
           "__init__",
           [](PythonLogFollower* self, const StoreLocation& location, const TensorTable& table,
@@ -414,6 +414,17 @@ void bind_follower(nb::module_& m) {
       .def_prop_ro(
           "version", [](PythonLogFollower& self) { return self.get().version(); },
           "Version of the tensors; None until the first step has found it.")
+      .def_prop_ro(
+          "staged", [](PythonLogFollower& self) { return self.get().staged(); },
+          "Version that step() is about to write, or is writing; None at any other time. For `pause`, in its thread.")
+      .def(
+          "look",
+          [](PythonLogFollower& self) {
+            const GilRelease release;
+            return self.get().look();
+          },
+          "Returns the newest version of the log, and changes nothing. For any thread, also while step() waits in "
+          "`pause`. Raises IncompleteError if there is no log yet, and as step() for one that must not be followed.")
       .def_prop_ro("dirty", &PythonLogFollower::dirty,
                    "Whether the tensors are known to be of no version, so that only an anchor helps. For the thread of "
                    "step() and for `pause`.");

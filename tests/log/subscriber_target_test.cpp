@@ -32,6 +32,7 @@ class LiveTensors : public testing::Test {
                                refs_to(*scene_.model().table(), live_views(live_)), fs, "/s",
                                [this](bool pause) {
                                  pauses_.push_back(pause);
+                                 if (pause && when_paused_) when_paused_();
                                  return grants_;
                                }),
         options);
@@ -45,6 +46,7 @@ class LiveTensors : public testing::Test {
   TensorState live_;
   std::unique_ptr<Subscriber> subscriber_;
   std::vector<bool> pauses_;
+  std::function<void()> when_paused_;
   bool grants_ = true;
 };
 
@@ -55,6 +57,24 @@ TEST_F(LiveTensors, FollowAndPauseForEachDelta) {
   EXPECT_TRUE(holds(5));
   EXPECT_EQ(subscriber_->version(), 5U);
   EXPECT_THAT(pauses_, ElementsAre(true, false, true, false));
+}
+
+TEST_F(LiveTensors, NameTheVersionThatIsStagedAndSeeNewerOnesMeanwhile) {
+  scene_.publish_to(1);
+  const auto follower = this->follower(fs_);
+  EXPECT_EQ(follower->look(), 1U);
+  std::vector<std::optional<std::uint64_t>> staged;
+  when_paused_ = [&] {
+    staged.push_back(follower->staged());
+    EXPECT_EQ(follower->look(), *follower->staged());
+    if (staged.size() == 1) scene_.publish_to(2);
+    EXPECT_EQ(follower->look(), 2U);
+  };
+  EXPECT_EQ(follower->step().version, 1U) << "a version is taken before what came meanwhile";
+  EXPECT_EQ(follower->staged(), std::nullopt);
+  EXPECT_EQ(follower->step().version, 2U);
+  EXPECT_THAT(staged, ElementsAre(1U, 2U));
+  EXPECT_TRUE(holds(2));
 }
 
 TEST_F(LiveTensors, AreNotWrittenUnlessTheEngineGrantsIt) {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sparsecast.control.endpoints import Endpoint
 from sparsecast.control.engine import PauseMode
 from sparsecast.control.errors import BusyError, ConflictError, EndpointError, UnknownEndpointError
+from sparsecast.control.followers import take_together
 from sparsecast.control.plane import ControlPlane
 from sparsecast.control.policy import SyncPolicy
 from sparsecast.control.publisher_source import PublisherSource
@@ -44,6 +45,7 @@ __all__ = [
     "SyncSource",
     "UnknownEndpointError",
     "WorldSpec",
+    "take_together",
 ]
 
 

@@ -13,6 +13,7 @@ from sparsecast.engines.log_receiver import State
 
 _OF_REPLICA = {
     "version": ("version", "Version of the log that the weights hold"),
+    "staged": ("staged_version", "Version that is staged, and not yet written"),
     "head": ("head_version", "Newest version that was seen in the log"),
     "lag": ("lag_versions", "Versions behind the newest one that was seen"),
     "lag_seconds": ("lag_seconds", "Seconds for which a newer version has been known"),

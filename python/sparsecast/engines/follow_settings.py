@@ -6,7 +6,8 @@ SPARSECAST_FOLLOW_STATE     directory of this server alone, for fetched objects 
 SPARSECAST_FOLLOW_KEYS      trusted public keys ("ed25519:...") with commas between them; none: any log is believed
 SPARSECAST_FOLLOW_INTERVAL  seconds between two looks at the log (default 1)
 SPARSECAST_FOLLOW_PAUSE     what becomes of requests in flight: keep (default), retract, wait or abort
-SPARSECAST_FOLLOW_AT        when a version is taken: once (default: at once), or told (when the server is told to)
+SPARSECAST_FOLLOW_AT        when a version is taken: once (default: at once), told (when the server is told to), behind:K
+                            (when it would be more than K versions behind), or pinned:N (none that is newer than N)
 """
 
 from __future__ import annotations
@@ -16,17 +17,43 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, cast
 
 from sparsecast.errors import UsageError
 from sparsecast.transports import Log
 
 VARIABLE = "SPARSECAST_FOLLOW"
 PAUSES = ("keep", "retract", "wait", "abort")
-TIMES = ("once", "told")
+
+FollowStep = Literal["follow", "status", "apply", "drop"]
+"""A step in which the process of the HTTP server leads the workers (`LedEngine.ask`)."""
 
 _NEWS = "news"
+
+
+@dataclasses.dataclass(frozen=True)
+class When:
+    """When a server takes a version that it has staged."""
+
+    kind: Literal["once", "told", "behind", "pinned"]
+    """once: as soon as it is staged; told: when the server is told to; behind: when the server would be more than
+    `number` versions behind the newest one; pinned: as soon as it is staged, but none that is newer than `number`.
+    """
+    number: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> When:
+        """Returns the value of "once", "told", "behind:K" or "pinned:N". Raises UsageError for any other text."""
+        found = re.fullmatch(r"(once|told)|(behind|pinned):([0-9]{1,19})", text, re.ASCII)
+        if found is None:
+            raise UsageError(f"{VARIABLE}_AT: {text!r} is none of once, told, behind:K, pinned:N (K and N are numbers)")
+        kind = cast(Literal["once", "told", "behind", "pinned"], found[1] or found[2])
+        return cls(kind, int(found[3] or 0))
+
+    def __str__(self) -> str:
+        return self.kind if self.kind in ("once", "told") else f"{self.kind}:{self.number}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +65,7 @@ class FollowSettings:
     for fetched objects and what it has seen of the log. `keys` are the public keys of trusted publishers
     ("ed25519:..."); without keys any log is believed. `interval` is the time between two looks at the log, in seconds.
     `pause` says what becomes of requests in flight during a write: keep, retract, wait or abort. `at` says when a
-    version is taken: "once" (as soon as it is there), or "told" (when the server is told to take it).
+    version is taken: "once", "told", "behind:K" or "pinned:N" (`When`).
     """
 
     location: str
@@ -53,8 +80,7 @@ class FollowSettings:
             raise UsageError(f"{VARIABLE}_INTERVAL: {self.interval} s is not positive")
         if self.pause not in PAUSES:
             raise UsageError(f"{VARIABLE}_PAUSE: {self.pause!r} is none of {', '.join(PAUSES)}")
-        if self.at not in TIMES:
-            raise UsageError(f"{VARIABLE}_AT: {self.at!r} is none of {', '.join(TIMES)}")
+        When.parse(self.at)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], server: str) -> FollowSettings | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that follows a delta log in place: what the process of its HTTP server does, and its routes.
+"""A server that follows a delta log in place: what the process of its HTTP server does.
 
 The workers fetch and stage (`WorkerFollower`), and say in the state directory when something has changed. This task
 looks there, asks them then what they have, pauses generation when a version is staged, has it written, names it, and
@@ -14,19 +14,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Protocol
 
-from fastapi import APIRouter, Body, HTTPException, Query, Request, Response
-
-from sparsecast.engines.follow_metrics import metrics_text
-from sparsecast.engines.follow_settings import FollowSettings
+from sparsecast.engines.follow_settings import FollowSettings, FollowStep, When
 from sparsecast.errors import UsageError
-
-FOLLOW_ROUTE = "/sparsecast/follow"
-VERSION_ROUTE = "/sparsecast/version"
-READY_ROUTE = "/sparsecast/ready"
-METRICS_ROUTE = "/sparsecast/metrics"
-MAX_WAIT_SECONDS = 3600.0
 
 _SOON_SECONDS = 0.05
 _NEWS_SECONDS = 0.25  # Between two looks into the state directory.
@@ -39,11 +30,12 @@ class LedEngine(Protocol):
     """The calls by which the process of the HTTP server leads the engine of a server that follows a log."""
 
     async def ask(
-        self, step: Literal["follow", "status", "apply"], replicas: Sequence[int] = ()
+        self, step: FollowStep, replicas: Sequence[int] = (), goal: int | None = None
     ) -> list[dict[str, Any]]:
         """Has every worker do one step, and returns `WorkerFollower.status` of each worker. "follow" begins to follow
-        the log, "status" does nothing more, and "apply" writes the staged version on the workers of `replicas`, all of
-        which have staged it.
+        the log, and "status" does nothing more; with both, nothing newer than version `goal` is fetched from now on
+        (None: all). "apply" writes, and "drop" drops, the staged version on the workers of `replicas`, all of which have
+        staged it.
         """
 
     async def is_paused(self) -> bool:
@@ -80,7 +72,9 @@ class LogFollowing:
         self._paused_at: float | None = None  # When this task paused the engine; None: it has not.
         self._pause_seconds = 0.0
         self._served: int | None = None
+        self._at = When.parse(settings.at)
         self._wanted = 0
+        self._to_stage: int | None = None  # The highest version that calls of `stage` have asked for.
         self._cache_reset: bool | None = None
         self._error = ""
         self._news: list[str] = []
@@ -124,7 +118,7 @@ class LogFollowing:
             return str(status["error"]) or "no version is served yet"
         if max_lag is None:
             return ""
-        heads = [worker for worker in self._workers if worker["rank"] == 0]
+        heads = self._leaders()
         broken = self._broken()
         if broken or any(worker["lag"] is None for worker in heads):
             return broken[0] if broken else "the newest version is not known yet"
@@ -157,18 +151,28 @@ class LogFollowing:
         if not self._is_whole() or len(self._news) < len({worker["replica"] for worker in self._workers}):
             return False
         states = {worker["state"] for worker in self._workers}
-        return not self._is_due() or "staged" not in states or "broken" in states  # Its other ranks stage no more.
+        if "staged" not in states or "broken" in states:  # Its other ranks stage no more.
+            return True
+        return not any(self._is_due(leader) or self._is_too_new(leader) for leader in self._leaders())
 
     def status(self) -> dict[str, Any]:
-        """Returns the state of the following as JSON values. `served` is the version that the server names, and
-        `wanted` the highest version that calls of `reach` have asked for. `paused` says whether this task has paused
-        generation, and `pause_seconds` is the duration of its last pause. `workers` are the workers' last answers.
+        """Returns the state of the following as JSON values. `served` is the version that the server names, `staged`
+        the version that all its workers have staged and not yet written (of several replicas the lowest one), and
+        `newest` the newest version of the log that was seen; each is None if there is none. `wanted` is the highest
+        version that calls of `reach` have asked for. `paused` says whether this task has paused generation, and
+        `pause_seconds` is the duration of its last pause. `workers` are the workers' last answers.
         """
+        replicas, staged = self._leaders(), self._staged()
+        newest = [int(leader["head"]) for leader in replicas if leader.get("head") is not None]
+        versions = [leader.get("staged") for leader in replicas if leader["replica"] in staged]
+        together = [version for version in versions if version is not None]
         return {
             "location": self._settings.location,
-            "at": self._settings.at,
+            "at": str(self._at),
             "pause": self._settings.pause,
             "served": self._served,
+            "staged": min(together) if together and len(together) == len(replicas) else None,
+            "newest": max(newest, default=None),
             "wanted": self._wanted,
             "paused": self._paused_at is not None,
             "pause_seconds": self._pause_seconds,
@@ -179,12 +183,50 @@ class LogFollowing:
 
     async def reach(self, version: int, timeout: float) -> int:
         """Waits until the server serves `version` or a newer one, and returns the version that it serves. A server that
-        takes versions only when it is told is told by this call. Raises asyncio.TimeoutError after `timeout` seconds,
-        and UsageError with the reason if a worker follows no more.
+        takes versions only when it is told, or when it would be too far behind, is told by this call. Raises
+        asyncio.TimeoutError after `timeout` seconds, and UsageError with the reason if a worker follows no more, or if
+        the server is pinned at an older version.
         """
+        if self._at.kind == "pinned" and self._at.number < version:
+            raise UsageError(f"the server is pinned at version {self._at.number}: POST /sparsecast/at unpins it")
         self._wanted = max(self._wanted, version)
         self._asked.set()
         return await asyncio.wait_for(self._reached(version), timeout)
+
+    async def stage(self, version: int, timeout: float) -> int:
+        """Waits until the server has staged `version`, which it takes only when it is told (`reach`), and returns
+        `version`; if the server serves it already, or a newer one, returns the version that it serves. Versions below it
+        that are staged on the way are taken. Raises asyncio.TimeoutError after `timeout` seconds, and UsageError if a
+        worker follows no more, or if the server takes versions before it is told.
+        """
+        if self._at.kind != "told":
+            raise UsageError(f"the server takes versions by itself ({self._at}): let SPARSECAST_FOLLOW_AT be told")
+        self._to_stage = max(self._to_stage or 0, version)
+        self._asked.set()
+        return await asyncio.wait_for(self._has_staged(version), timeout)
+
+    async def _has_staged(self, version: int) -> int:
+        async with self._changed:
+            while True:
+                if self._served is not None and self._served >= version:
+                    return self._served
+                staged = self._staged()
+                versions = [
+                    leader.get("staged") if leader["replica"] in staged else leader["version"]
+                    for leader in self._leaders()
+                ]
+                if versions and all(reached == version for reached in versions):
+                    return version
+                if broken := self._broken():
+                    raise UsageError(f"the server follows no more, and stays at version {self._served}: {broken[0]}")
+                await self._changed.wait()
+
+    def take_at(self, at: When) -> None:
+        """Changes when versions are taken from now on. A version that is staged already is taken by the new rule, or
+        dropped if it is newer than the one at which the server is pinned.
+        """
+        self._at = at
+        self._asked.set()
 
     async def _reached(self, version: int) -> int:
         async with self._changed:
@@ -198,11 +240,15 @@ class LogFollowing:
         """Asks the workers for their status, and has the staged version written if it is due. Returns whether a version
         was written.
         """
-        if not self._workers:
-            self._workers = await self._engine.ask("follow")
-        else:
-            self._workers = await self._engine.ask("status")
-        staged = self._staged() if self._is_due() else []
+        step: FollowStep = "status" if self._workers else "follow"
+        self._workers = await self._engine.ask(step, goal=self._goal())
+        complete = self._staged()
+        leaders = [leader for leader in self._leaders() if leader["replica"] in complete]
+        too_new = [int(leader["replica"]) for leader in leaders if self._is_too_new(leader)]
+        if too_new:
+            self._workers = await self._engine.ask("drop", too_new)
+        due = [int(leader["replica"]) for leader in leaders if self._is_due(leader)]
+        staged = [replica for replica in due if replica not in too_new]
         if staged:
             await self._take(staged)
         await self._name()
@@ -226,9 +272,37 @@ class LogFollowing:
     def _is_whole(self) -> bool:
         return all(worker["is_whole"] for worker in self._workers)
 
-    def _is_due(self) -> bool:
-        repairs = not self._is_whole()
-        return self._settings.at == "once" or repairs or (self._served or 0) < self._wanted
+    def _leaders(self) -> list[dict[str, Any]]:
+        """Returns the answers of rank 0 of each replica, which alone knows versions."""
+        return [worker for worker in self._workers if worker["rank"] == 0]
+
+    def _goal(self) -> int | None:
+        """Returns the version beyond which nothing is fetched; None: the newest."""
+        if self._at.kind == "pinned":
+            return self._at.number
+        if self._at.kind != "told" or self._to_stage is None or max(self._served or 0, self._wanted) > self._to_stage:
+            return None
+        return self._to_stage if (self._served or 0) < self._to_stage else None
+
+    def _is_too_new(self, leader: dict[str, Any]) -> bool:
+        """Returns whether a replica has staged a version that is newer than the server may serve."""
+        goal = self._goal()
+        staged = leader.get("staged")
+        return goal is not None and staged is not None and staged > goal
+
+    def _is_due(self, leader: dict[str, Any]) -> bool:
+        """Returns whether the version that a replica stages is to be written as soon as all its workers have it."""
+        if self._is_too_new(leader):
+            return False
+        if self._at.kind in ("once", "pinned") or not self._is_whole():
+            return True
+        version = leader["version"]
+        if (version or 0) < self._wanted:
+            return True
+        if self._at.kind == "told":
+            goal, staged = self._goal(), leader.get("staged")
+            return goal is not None and staged is not None and staged < goal  # On the way to what is to be staged.
+        return version is None or (leader.get("head") or 0) - version > self._at.number
 
     async def _take(self, replicas: list[int]) -> None:
         await self._pause()
@@ -261,49 +335,3 @@ class LogFollowing:
         if told and told != self._error:
             self._log.warning("sparsecast: following %s: %s", self._settings.location, told)
         self._error = told
-
-
-def router() -> APIRouter:
-    """Returns the routes of a server that follows a log: for its status, its readiness and its metrics, and one that
-    waits for a version. They expect a LogFollowing in `app.state.sparsecast_following`, and answer 404 if there is
-    none.
-    """
-    routes = APIRouter()
-
-    def following(request: Request) -> LogFollowing:
-        found: LogFollowing | None = getattr(request.app.state, "sparsecast_following", None)
-        if found is None:
-            raise HTTPException(404, "this server follows no log")
-        return found
-
-    @routes.get(FOLLOW_ROUTE)
-    async def look(request: Request) -> dict[str, Any]:
-        return await following(request).ask()
-
-    @routes.get(READY_ROUTE)
-    async def is_ready(request: Request, max_lag: Annotated[int | None, Query(ge=0)] = None) -> dict[str, Any]:
-        reason = await following(request).why_not_ready(max_lag)
-        if reason:
-            raise HTTPException(503, reason)
-        return {"version": following(request).status()["served"]}
-
-    @routes.get(METRICS_ROUTE)
-    async def measure(request: Request) -> Response:
-        return Response(metrics_text(await following(request).ask()), media_type="text/plain; version=0.0.4")
-
-    @routes.post(VERSION_ROUTE)
-    async def reach(
-        request: Request,
-        at_least: Annotated[int, Body(embed=True, ge=0)],
-        timeout: Annotated[float, Body(embed=True, gt=0, le=MAX_WAIT_SECONDS)] = 60.0,
-    ) -> dict[str, Any]:
-        try:
-            return {"version": await following(request).reach(at_least, timeout)}
-        except asyncio.TimeoutError:
-            status = following(request).status()
-            words = f"version {at_least} has not come within {timeout} s: the server is at version {status['served']}"
-            raise HTTPException(504, words + (f" ({status['error']})" if status["error"] else "")) from None
-        except UsageError as error:
-            raise HTTPException(409, str(error)) from error
-
-    return routes

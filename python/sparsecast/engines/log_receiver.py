@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparsecast.engines.follow_settings import write_news
 from sparsecast.engines.receiver import on_device
-from sparsecast.errors import Error, PeerFailedError, UsageError
+from sparsecast.errors import Error, PeerFailedError, StaleVersionError, UsageError
 from sparsecast.transports import Log
 
 if TYPE_CHECKING:
-    from sparsecast import ControlChannel, EngineRank, Layout, LogFollower, Memory, TensorTable
+    from sparsecast import ControlChannel, EngineRank, FollowReport, Layout, LogFollower, Memory, TensorTable
     from sparsecast.engines.refresh.recompute import Recomputation
 
 State = Literal["unproven", "ready", "staged", "applying", "broken", "dirty", "closed"]
@@ -99,6 +99,12 @@ class LogReceiver:
         self._is_writing = False
         self._writes = 0  # Writes of the weights that have ended.
         self._named = 0  # Number of writes after which `_version` was found.
+        self._goal: int | None = None
+        self._seen_goal: int | None = None  # The goal of the last look at the log.
+        self._staged: int | None = None
+        self._before_staged: State = "unproven"
+        self._is_dropped = False
+        self._watcher: threading.Thread | None = None
         self._head: int | None = None
         self._head_seen: float | None = None
         self._behind_since: float | None = None  # When a version was seen that the weights do not hold yet.
@@ -124,9 +130,10 @@ class LogReceiver:
         """Returns the place of this rank in the log as JSON values. Thread-safe.
 
         `lag` is the number of versions up to `head`, the newest version that was seen, `head_age` seconds ago;
-        `lag_seconds` is the time for which a newer version has been known. While a version is staged, nothing newer is
-        looked for. `error` is the last failure, empty after a success. `reseeded` counts the anchors taken. In an
-        engine of several ranks, rank 0 alone has version, head, lag and bytes.
+        `lag_seconds` is the time for which a newer version has been known. `staged` is the version that waits to be
+        written; meanwhile `head` is looked for, and nothing newer is fetched. `error` is the last failure, empty after
+        a success. `reseeded` counts the anchors taken. In an engine of several ranks, rank 0 alone has version, staged,
+        head, lag and bytes.
         """
         with self._changed:
             lag = self._head - self._version if self._head is not None and self._version is not None else None
@@ -134,6 +141,7 @@ class LogReceiver:
                 "rank": self._rank,
                 "state": self._told_state(),
                 "version": self._version,
+                "staged": self._staged if self._state == "staged" else None,
                 "head": self._head,
                 "lag": max(lag, int(self._state == "staged")) if lag is not None else None,
                 "lag_seconds": time.monotonic() - self._behind_since if self._behind_since is not None else 0.0,
@@ -187,6 +195,24 @@ class LogReceiver:
                 self._changed.wait_for(lambda: self._named > before, _NAME_SECONDS)
         return True
 
+    def aim(self, goal: int | None) -> None:
+        """Sets the version beyond which nothing is fetched from now on; None: the newest. A version that is staged stays
+        so. Weights of a newer version are left as they are.
+        """
+        with self._changed:
+            self._goal = goal
+            self._changed.notify_all()
+
+    def drop(self) -> None:
+        """Drops the staged version, if there is one. What is next staged is up to the goal (`aim`). All ranks of an
+        engine must drop a version that all of them have staged.
+        """
+        with self._changed:
+            if self._state == "staged":
+                self._is_dropped = True
+                self._state = self._before_staged
+                self._changed.notify_all()
+
     def close(self, timeout: float = 60.0) -> None:
         """Stops following the log, and waits up to `timeout` seconds for the thread to end. The weights stay at the
         version that `status` names; a staged version is dropped.
@@ -229,9 +255,13 @@ class LogReceiver:
                 self._changed.notify_all()
             self._tell()
             with self._changed:
-                self._changed.wait_for(lambda: self._state in ("closed", "broken"), wait)
+                self._changed.wait_for(
+                    lambda: self._state in ("closed", "broken") or self._goal != self._seen_goal, wait
+                )
 
     def _step(self) -> None:
+        with self._changed:
+            self._seen_goal = self._goal
         if self._ranks is not None and self._engine_rank is None:
             self._engine_rank = self._join(self._ranks)
         if self._engine_rank is not None and self._rank > 0:
@@ -241,17 +271,52 @@ class LogReceiver:
             raise PeerFailedError("rank 0 of the engine follows the log no more")
         if self._follower is None:
             self._follower = self._open()
-        report = self._follower.step()
+        try:
+            report = self._advance(self._follower)
+        except Error:
+            with self._changed:
+                if not self._is_dropped:
+                    raise
+                self._is_dropped = False
+                self._look_at_weights()
+            return
         with self._changed:
-            self._version, self._is_whole = report.version, True
-            self._head, self._head_seen = report.head, time.monotonic()
-            if report.version == report.head:
-                self._behind_since = None
-            self._bytes_read += report.bytes_read
-            self._reseeded += int(report.reseeded)
+            if report is None:
+                self._look_at_weights()
+            else:
+                self._version, self._is_whole = report.version, True
+                self._see(report.head)
+                self._bytes_read += report.bytes_read
+                self._reseeded += int(report.reseeded)
             self._error = ""
             if self._state == "unproven":
                 self._state = "ready"
+
+    def _advance(self, follower: LogFollower) -> FollowReport | None:
+        """Brings the weights to the goal, or as near as the log reaches. Returns None for weights that are of a newer
+        version than the goal: they stay.
+        """
+        goal = self._seen_goal
+        if goal is None:
+            return follower.step()
+        newest = follower.look()
+        with self._changed:
+            self._see(newest)
+        if follower.version is None or follower.version <= goal:
+            try:
+                return follower.step(min(goal, newest))
+            except StaleVersionError:
+                if follower.version is None or follower.version <= goal:
+                    raise
+        return None
+
+    def _see(self, newest: int) -> None:
+        """Remembers the newest version of the log, which was seen now. The caller holds the lock."""
+        self._head, self._head_seen = newest, time.monotonic()
+        if self._version is not None and self._version >= newest:
+            self._behind_since = None
+        else:
+            self._behind_since = self._behind_since or time.monotonic()
 
     def _join(self, ranks: Ranks) -> EngineRank:
         from sparsecast import EngineRank
@@ -298,22 +363,59 @@ class LogReceiver:
             # The engine's thread may still compute what it derives from the version before.
             self._changed.wait_for(lambda: self._state != "applying")
             self._behind_since = self._behind_since or time.monotonic()
+            self._is_dropped = False
+            self._staged = self._follower.staged if self._follower is not None else None
             if self._state != "closed":
+                self._before_staged = self._state
                 self._state = "staged"
             self._changed.notify_all()
         self._tell()
         with self._changed:
-            self._changed.wait_for(lambda: self._state in ("applying", "closed"))
-            self._is_writing = self._state != "closed"
+            if not self._changed.wait_for(self._is_decided, self._interval):
+                self._watch()
+                self._changed.wait_for(self._is_decided)
+            self._is_writing = self._state == "applying"
             return self._is_writing
+
+    def _is_decided(self) -> bool:
+        return self._is_dropped or self._state in ("applying", "closed")
+
+    def _watch(self) -> None:
+        """Begins to look for newer versions while a version stays staged, in a thread of its own: a store that does not
+        answer must not delay the write. The caller holds the lock.
+        """
+        follower = self._follower
+        if follower is None or (self._watcher is not None and self._watcher.is_alive()):
+            return
+
+        def look() -> None:
+            while self._state == "staged":
+                newest, error = None, ""
+                try:
+                    newest = follower.look()
+                except Exception as failure:  # The next step meets it again, and judges it.
+                    error = str(failure)
+                with self._changed:
+                    if self._state != "staged":
+                        return
+                    self._error = error
+                    if newest is not None:
+                        self._see(newest)
+                self._tell()
+                with self._changed:
+                    self._changed.wait_for(lambda: self._state != "staged", self._interval)
+
+        self._watcher = threading.Thread(target=look, name="sparsecast-log-watch", daemon=True)
+        self._watcher.start()
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
         """Writes this rank's state, version and error into the state directory, for the server to see, if they have
-        changed. Only rank 0 does so, for all ranks.
+        changed; while a version is staged, also the newest version of the log. Only rank 0 does so, for all ranks.
         """
-        news = f"{self._told_state()} {self._version} {self._not_computed or self._error}"
+        newest = f" of {self._head}" if self._state == "staged" else ""
+        news = f"{self._told_state()} {self._version}{newest} {self._not_computed or self._error}"
         if self._rank == 0 and news != self._news:
             self._news = news
             write_news(str(self._log.state), news)

@@ -33,7 +33,8 @@ class WorkerFollower:
     The constructor calls `start`, which returns the receiver of the worker's weights and the recomputations that the
     receiver runs after each write. If `start` raises, its exception is the reason. `location` is the location of the
     log, for messages, and `device` the device of the model. `rank` is the number of the worker in its engine, and
-    `replica` the number of the engine in its server.
+    `replica` the number of the engine in its server. `goal` is the version beyond which nothing is fetched
+    (`LogReceiver.aim`).
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class WorkerFollower:
         *,
         replica: int = 0,
         rank: int = 0,
+        goal: int | None = None,
     ) -> None:
         self.replica = replica
         self._rank = rank
@@ -54,6 +56,7 @@ class WorkerFollower:
         self._refusal = ""
         try:
             self._receiver, self._recomputations = start()
+            self._receiver.aim(goal)
             self._receiver.start()
             log.info("sparsecast follows %s", location)
         except Exception as error:  # The engine may raise anything; the server goes on with the weights that it has.
@@ -70,6 +73,16 @@ class WorkerFollower:
         from sparsecast.engines.refresh.recompute import report
 
         return {**place, **self._receiver.status(), **report(self._recomputations)}
+
+    def aim(self, goal: int | None) -> None:
+        """Sets the version beyond which nothing is fetched (`LogReceiver.aim`)."""
+        if self._receiver is not None:
+            self._receiver.aim(goal)
+
+    def drop(self) -> None:
+        """Drops the staged version, if there is one (`LogReceiver.drop`)."""
+        if self._receiver is not None:
+            self._receiver.drop()
 
     def apply(self, timeout: float = 0.0) -> None:
         """Writes the staged version into the weights; waits for one up to `timeout` seconds. Writes nothing if there is

@@ -15,14 +15,12 @@ import torch
 
 from sparsecast import _core
 from sparsecast.control import Endpoint
-from sparsecast.control.http import HttpCaller
+from sparsecast.control.followers import ask_followers
 from sparsecast.torch import Log, Publisher, PublishReport, Subscriber
 from sparsecast.transports import AnyPath
 
 from ._gathered import GatheredWeights, Rename, WireDtype, drain
 from ._vllm_server import endpoint_of, look_at_follower
-
-_ANSWER_SECONDS = 5.0  # for the way to a server and back, beyond the time that the server itself waits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,22 +157,8 @@ class LogSync:
 
     async def _tell(self, version: int) -> None:
         """Tells the named servers the number `version`, and returns when all of them serve it or a newer version."""
-        seconds = self._log().timeout
-
-        async def tell(endpoint: Endpoint) -> None:
-            caller = HttpCaller(endpoint)
-            wanted = {"at_least": version, "timeout": seconds}
-            try:
-                await caller.call(
-                    "POST", "/sparsecast/version", step="version", timeout=seconds + _ANSWER_SECONDS, json=wanted
-                )
-            finally:
-                await caller.close()
-
-        failures = await asyncio.gather(*map(tell, self._endpoints), return_exceptions=True)
-        for failure in failures:
-            if failure is not None:
-                raise failure
+        wanted, seconds = {"at_least": version}, self._log().timeout
+        await ask_followers(self._endpoints, "/sparsecast/version", wanted, step="version", timeout=seconds)
 
     def _log(self) -> Log:
         log = self._options.log

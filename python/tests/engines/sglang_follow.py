@@ -20,7 +20,8 @@ SECONDS = 120.0
 
 def workers(rank: Any, phase: str) -> Any:
     """The answer of this rank's scheduler to a step of its HTTP process, for all ranks; the error's words if it fails."""
-    action = "sparsecast:" + json.dumps({"phase": phase})
+    meant = {"replicas": [0]} if phase == "follow_apply" else {}
+    action = "sparsecast:" + json.dumps({"phase": phase, **meant})
     success, message = rank.post("/weights_checker", {"action": action})
     return json.loads(message) if success else message
 

@@ -9,7 +9,7 @@ import pathlib
 
 import pytest
 
-from sparsecast.engines.follow_settings import FollowSettings, log_of_worker
+from sparsecast.engines.follow_settings import FollowSettings, When, log_of_worker
 from sparsecast.engines.worker_follower import lock_state
 from sparsecast.errors import UsageError
 from sparsecast.transports import Log
@@ -46,12 +46,19 @@ def test_defaults_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
         ("INTERVAL", "often", "'often' is no number of seconds"),
         ("INTERVAL", "0", "0.0 s is not positive"),
         ("PAUSE", "never", "'never' is none of keep, retract, wait, abort"),
-        ("AT", "noon", "'noon' is none of once, told"),
+        ("AT", "noon", "'noon' is none of once, told, behind:K, pinned:N"),
+        ("AT", "behind", "'behind' is none of"),
+        ("AT", "pinned:-1", "'pinned:-1' is none of"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_variable(variable: str, value: str, words: str) -> None:
     with pytest.raises(UsageError, match=f"SPARSECAST_FOLLOW_{variable}: {words}"):
         settings(FOLLOW="/log", **{f"FOLLOW_{variable}": value})
+
+
+@pytest.mark.parametrize("text", ["once", "told", "behind:0", "behind:3", "pinned:12"])
+def test_when_versions_are_taken_is_read_and_written(text: str) -> None:
+    assert str(When.parse(settings(FOLLOW="/log", FOLLOW_AT=text).at)) == text
 
 
 def _try_to_lock(state: pathlib.Path) -> None:

@@ -189,6 +189,48 @@ def test_a_server_sees_in_the_state_directory_when_there_is_something_to_ask(
     assert news_begin_with(f"broken {FIRST + 1} ") and error_of(receiver) in settings.news()[0]
 
 
+def test_the_newest_version_is_seen_while_one_is_staged_and_is_staged_next(scene: Scene) -> None:
+    engine, receiver = scene.follow()
+    assert comes_to(receiver, "ready")
+    scene.publish()
+    assert comes_to(receiver, "staged")
+    newest = scene.publish(2)
+    until = time.monotonic() + SECONDS
+    while (status := receiver.status())["head"] != newest:
+        assert time.monotonic() < until, status
+        time.sleep(0.005)
+    assert (status["version"], status["staged"], status["lag"]) == (FIRST, FIRST + 1, 3)
+    assert receiver.apply() and receiver.version == FIRST + 1
+    apply_until(receiver, newest)
+    assert engine.holds(scene.trainer)
+
+
+def test_nothing_beyond_the_goal_is_fetched_and_what_is_dropped_is_not_written(scene: Scene) -> None:
+    first = scene.publish(2)
+    engine, receiver = scene.follow()
+    receiver.aim(first)
+    apply_until(receiver, first)
+    assert engine.holds(scene.trainer)
+    before = engine.qk.clone()
+    newest = scene.publish(3)
+    until = time.monotonic() + SECONDS
+    while receiver.status()["head"] != newest:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    assert not receiver.apply(0.1) and receiver.status()["lag"] == 3 and receiver.status()["error"] == ""
+    receiver.aim(None)
+    assert comes_to(receiver, "staged")
+    receiver.aim(first - 1)  # Which is older than the weights: they stay.
+    receiver.drop()
+    assert not receiver.apply(0.2) and receiver.version == first and torch.equal(engine.qk, before)
+    assert receiver.status()["error"] == "" and receiver.status()["staged"] is None
+    receiver.aim(first + 1)
+    apply_until(receiver, first + 1)
+    receiver.aim(None)
+    apply_until(receiver, newest)
+    assert engine.holds(scene.trainer)
+
+
 def test_an_engine_that_is_far_behind_catches_up_and_one_that_starts_again_does_so_from_its_files(scene: Scene) -> None:
     version = scene.publish(5)
     engine, receiver = scene.follow()

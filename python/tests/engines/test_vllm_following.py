@@ -17,8 +17,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from sparsecast.engines.follow_metrics import metrics_text
-from sparsecast.engines.follow_settings import FollowSettings, write_news
-from sparsecast.engines.log_following import LogFollowing, router
+from sparsecast.engines.follow_routes import router
+from sparsecast.engines.follow_settings import FollowSettings, When, write_news
+from sparsecast.engines.log_following import LogFollowing
 from sparsecast.engines.vllm.led_engine import VllmEngine
 from sparsecast.errors import UsageError
 
@@ -35,6 +36,8 @@ class Engine:
         self.others = others
         self.after_apply: dict[str, Any] = {"state": "ready", "version": 2}
         self.paused = False
+        self.goal: int | None = None
+        """The version beyond which nothing is to be fetched."""
 
     def becomes(self, **changes: Any) -> None:
         """Changes what worker 0 answers, and has it say that there are news."""
@@ -45,7 +48,13 @@ class Engine:
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[dict[str, Any]]:
         self.asked += 1
-        if method == "sparsecast_follow_apply":
+        if method in ("sparsecast_follow", "sparsecast_follow_status"):
+            self.goal = args[-1]
+        elif method == "sparsecast_follow_drop":
+            assert args == ([0],)
+            self.calls.append("drop")
+            self.becomes(state="ready", staged=None)
+        else:
             self.calls.append("apply" if args == ([0],) else f"apply {args}")
             self.becomes(**self.after_apply)
         return [dict(self.worker), *map(dict, self.others)]
@@ -170,6 +179,74 @@ def test_a_server_that_is_told_takes_nothing_before() -> None:
     run(work, engine, at="told")
 
 
+def test_a_server_that_may_be_behind_takes_what_is_staged_when_it_would_be_further_behind() -> None:
+    engine = Engine()
+    engine.becomes(state="staged", staged=2, head=3)
+    engine.after_apply = {"state": "staged", "version": 2, "staged": 3}
+
+    async def work(following: LogFollowing) -> None:
+        await until(lambda: following.status()["newest"] == 3)
+        await asyncio.sleep(0.1)
+        assert engine.calls == ["version 1"] and engine.goal is None
+        engine.becomes(head=4)
+        await until(lambda: following.status()["served"] == 2)
+        await asyncio.sleep(0.1)
+        status = following.status()
+        assert (status["served"], status["staged"], status["newest"]) == (2, 3, 4)
+        engine.after_apply = {"state": "ready", "version": 3, "staged": None}
+        assert await following.reach(3, 10) == 3
+
+    run(work, engine, at="behind:2")
+    assert engine.calls.count("apply") == 2
+
+
+def test_a_pinned_server_comes_to_its_version_and_drops_what_is_newer() -> None:
+    engine = Engine()
+    engine.becomes(state="staged", staged=5, head=5)
+
+    async def work(following: LogFollowing) -> None:
+        await until(lambda: "drop" in engine.calls)
+        assert engine.goal == 2 and "apply" not in engine.calls
+        engine.becomes(state="staged", staged=2)
+        await until(lambda: following.status()["served"] == 2)
+        with pytest.raises(UsageError, match="pinned at version 2: POST /sparsecast/at unpins it"):
+            await following.reach(3, 10)
+        following.take_at(When.parse("once"))
+        engine.after_apply = {"state": "ready", "version": 5, "staged": None}
+        engine.becomes(state="staged", staged=5)
+        assert await following.reach(5, 10) == 5
+        assert engine.goal is None
+
+    run(work, engine, at="pinned:2")
+
+
+def test_a_version_to_be_staged_waits_to_be_told_and_what_is_below_it_is_taken() -> None:
+    engine = Engine()
+    engine.becomes(state="staged", staged=2, head=4)
+    engine.after_apply = {"state": "staged", "version": 2, "staged": 3}
+
+    async def work(following: LogFollowing) -> None:
+        await until(lambda: following.status()["staged"] == 2)
+        assert await following.stage(2, 10) == 2
+        assert await following.stage(3, 10) == 3
+        assert (following.status()["served"], engine.goal) == (2, 3)
+        await asyncio.sleep(0.1)
+        assert engine.calls.count("apply") == 1
+        engine.after_apply = {"state": "ready", "version": 3, "staged": None}
+        assert await following.reach(3, 10) == 3
+        await following.ask()
+        assert await following.stage(1, 10) == 3 and engine.goal is None
+        engine.becomes(state="staged", staged=6)
+        with pytest.raises(asyncio.TimeoutError):  # By a merged delta it would pass version 4.
+            await following.stage(4, 0.3)
+        assert "drop" in engine.calls and engine.goal == 4
+        engine.becomes(state="broken", error="the log is of another run")
+        with pytest.raises(UsageError, match="stays at version 3"):
+            await following.stage(4, 10)
+
+    run(work, engine, at="told")
+
+
 def test_what_has_ended_is_said_to_those_who_wait() -> None:
     engine = Engine()
     engine.becomes(state="broken", error="the log is of another run")
@@ -234,6 +311,12 @@ def test_the_routes_answer_with_the_reason() -> None:
         late = client.post("/sparsecast/version", json={"at_least": 1, "timeout": 0.05})
         assert late.status_code == 504 and "version 1 has not come within 0.05 s" in late.json()["detail"]
         assert client.post("/sparsecast/version", json={"at_least": -1}).status_code == 422
+        refused = client.post("/sparsecast/stage", json={"version": 1})
+        assert refused.status_code == 409 and "SPARSECAST_FOLLOW_AT be told" in refused.json()["detail"]
+        assert "none of once, told" in client.post("/sparsecast/at", json={"at": "noon"}).json()["detail"]
+        assert client.post("/sparsecast/at", json={"at": "told"}).json()["at"] == "told"
+        late = client.post("/sparsecast/stage", json={"version": 1, "timeout": 0.05})
+        assert late.status_code == 504 and "version 1 is not staged within 0.05 s" in late.json()["detail"]
 
 
 def test_a_server_is_ready_when_it_serves_a_version_and_with_a_bound_when_it_is_near_the_newest() -> None:

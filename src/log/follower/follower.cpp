@@ -175,6 +175,12 @@ FollowReport LogFollower::State::step(std::optional<std::uint64_t> wanted) {
   return report;
 }
 
+std::uint64_t LogFollower::State::look() {
+  const std::optional<LogCommit> newest = reader->head();
+  if (!newest) throw Error(ErrorCode::kIncomplete, "there is no log here yet", store->location());
+  return newest->version;
+}
+
 LogFollower::LogFollower(std::shared_ptr<ObjectStore> store, FileSystem& fs, std::string state_path,
                          std::unique_ptr<FollowerTarget> target, FollowerOptions options)
     : state_(std::make_unique<State>(std::move(store), fs, std::move(state_path), std::move(target),
@@ -211,6 +217,13 @@ void LogFollower::stop() noexcept { state_->stopping = true; }
 std::optional<std::uint64_t> LogFollower::version() const noexcept {
   if (!state_->position) return std::nullopt;
   return state_->position->version;
+}
+
+std::optional<std::uint64_t> LogFollower::staged() const noexcept { return state_->staged; }
+
+std::uint64_t LogFollower::look() {
+  state_->process.require_here(state_->state_path);
+  return state_->look();
 }
 
 }  // namespace sparsecast

@@ -58,6 +58,18 @@ class PhaseTimer {
   std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
 
+/// Names the version that is being applied, while the object exists.
+class Staged {
+ public:
+  Staged(std::optional<std::uint64_t>& staged, std::uint64_t version) : staged_(staged) { staged_ = version; }
+  ~Staged() { staged_.reset(); }
+  Staged(const Staged&) = delete;
+  Staged& operator=(const Staged&) = delete;
+
+ private:
+  std::optional<std::uint64_t>& staged_;
+};
+
 }  // namespace
 
 /// Writes the lease before it reads the floor (docs/delta-log.md, "Retention"). The objects that the path needs are
@@ -160,6 +172,7 @@ void LogFollower::State::reseed(const AnchorRef& ref) {
   }
   note(fmt::format("the anchor of version {} replaces what is here", ref.version));
   const PhaseTimer timer(report.apply_seconds);
+  const Staged applied(staged, ref.version);
   started = false;
   try {
     target->reseed(directory, ref.version, anchor.digest);
@@ -244,6 +257,7 @@ void LogFollower::State::apply(const std::vector<DeltaRef>& deltas) {
 
 void LogFollower::State::apply_one(const DeltaFile& delta) {
   const PhaseTimer timer(report.apply_seconds);
+  const Staged applied(staged, delta.header().version);
   started = false;  // Stays false unless the change succeeds.
   target->apply(delta);
   started = true;

@@ -101,6 +101,7 @@ struct LogFollower::State {
         std::unique_ptr<FollowerTarget> followed, FollowerOptions follower_options);
 
   FollowReport step(std::optional<std::uint64_t> wanted);
+  std::uint64_t look();
 
   // follower.cpp
   void start();
@@ -130,7 +131,8 @@ struct LogFollower::State {
   const std::string state_path;
   const std::unique_ptr<FollowerTarget> target;
   const FollowerOptions options;
-  std::unique_ptr<LogReader> reader;
+  const std::unique_ptr<LogReader> reader;
+  std::optional<std::uint64_t> staged;  ///< Version that is being applied; nullopt when none is.
 
   /// Content of the state file, or what its content will be after the next save().
   std::optional<FollowerState> saved;

@@ -42,10 +42,15 @@ def follower_of(model_runner: ModelRunner) -> WorkerFollower | None:
 
 
 def follow(
-    model_runner: ModelRunner, settings: FollowSettings | None, replica: int, group: ProcessGroup
+    model_runner: ModelRunner,
+    settings: FollowSettings | None,
+    replica: int,
+    group: ProcessGroup,
+    goal: int | None = None,
 ) -> WorkerFollower:
-    """Begins to follow a log, once; returns the follower. `replica` is the index of this data-parallel replica, `group`
-    the ranks that hold its model together; collective over it. Raises UsageError without settings.
+    """Begins to follow a log, once, up to version `goal` (None: the newest); returns the follower. `replica` is the
+    index of this data-parallel replica, `group` the ranks that hold its model together; collective over it. Raises
+    UsageError without settings.
     """
     follower = follower_of(model_runner)
     if follower is None:
@@ -58,6 +63,7 @@ def follow(
             _log,
             replica=replica,
             rank=dist.get_rank(group),
+            goal=goal,
         )
         model_runner._sparsecast_follower = follower
     return follower

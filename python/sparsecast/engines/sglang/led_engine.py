@@ -11,8 +11,9 @@ from typing import Any, Literal, cast
 
 from fastapi.routing import APIRoute
 
-from sparsecast.engines import log_following
-from sparsecast.engines.follow_settings import FollowSettings
+from sparsecast.engines.follow_routes import CHANGING_ROUTES, router
+from sparsecast.engines.follow_settings import FollowSettings, FollowStep
+from sparsecast.engines.log_following import LogFollowing
 from sparsecast.engines.sglang import messages
 from sparsecast.engines.sglang.server import answers_of_replicas
 from sparsecast.errors import UsageError
@@ -27,15 +28,16 @@ class SglangEngine:
         self._tokenizer = tokenizer
 
     async def ask(
-        self, step: Literal["follow", "status", "apply"], replicas: Sequence[int] = ()
+        self, step: FollowStep, replicas: Sequence[int] = (), goal: int | None = None
     ) -> list[dict[str, Any]]:
-        """Has all schedulers do the step, whatever `replicas` says: a scheduler that has staged nothing writes nothing.
-        Raises RuntimeError with the message of a scheduler that failed.
-        """
-        del replicas
+        """Raises RuntimeError with the message of a scheduler that failed."""
         from sglang.srt.managers.io_struct import CheckWeightsReqInput
 
-        phase = {"phase": step if step == "follow" else f"follow_{step}"}
+        phase: dict[str, Any] = {"phase": step if step == "follow" else f"follow_{step}"}
+        if step in ("apply", "drop"):
+            phase["replicas"] = list(replicas)
+        elif goal is not None:
+            phase["goal"] = goal
         action = messages.PREFIX + json.dumps(phase)
         request = CheckWeightsReqInput(action=action)
         answers = await answers_of_replicas(self._tokenizer, "check_weights_communicator", request)
@@ -89,11 +91,11 @@ def lead_server(tokenizer: Any, settings: FollowSettings) -> None:
     from sglang.srt.entrypoints.http_server import app
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
-    following = log_following.LogFollowing(SglangEngine(tokenizer), settings)
+    following = LogFollowing(SglangEngine(tokenizer), settings)
     app.state.sparsecast_following = following
-    routes = log_following.router()
+    routes = router()
     for route in routes.routes:
-        if isinstance(route, APIRoute) and route.path == log_following.VERSION_ROUTE:
+        if isinstance(route, APIRoute) and route.path in CHANGING_ROUTES:
             auth_level(AuthLevel.ADMIN_OPTIONAL)(route.endpoint)  # As SGLang's own routes that change weights.
     app.include_router(routes)
     serve = app.router.lifespan_context

@@ -32,7 +32,7 @@ DEFERRED = "deferred"
 answer.
 """
 
-FollowPhase = Literal["follow", "follow_status", "follow_apply"]
+FollowPhase = Literal["follow", "follow_status", "follow_apply", "follow_drop"]
 FOLLOW_PHASES = get_args(FollowPhase)
 """Steps in which the HTTP process of a server that follows a log leads its schedulers; nobody else may ask for them."""
 
@@ -118,6 +118,10 @@ class Phase:
     """For "lease": length of the lease in seconds; 0 ends the lease."""
     committed: bool = False
     """For "expire": whether any rank of the server has heard that the version in doubt was committed."""
+    goal: int | None = None
+    """For "follow" and "follow_status": version beyond which nothing is fetched from the log; None: the newest."""
+    replicas: tuple[int, ...] = ()
+    """For "follow_apply" and "follow_drop": data-parallel replicas whose ranks have all staged a version."""
 
 
 def is_ours(text: str) -> bool:
@@ -167,6 +171,8 @@ def parse_phase(text: str) -> Phase:
         _take(found, "base_version", None, _count),
         _take(found, "seconds", 0.0, _seconds_or_none),
         _take(found, "committed", False, _flag),
+        _take(found, "goal", None, _count),
+        _take(found, "replicas", (), _counts),
     )
     _refuse_rest(found, "action")
     return phase
@@ -214,6 +220,12 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{name} is a {type(value).__name__} where a text is due")
     return value
+
+
+def _counts(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise UsageError(f"{name} is a {type(value).__name__} where a list of counts is due")
+    return tuple(_count(name, item) for item in value)
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

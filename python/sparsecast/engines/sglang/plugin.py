@@ -134,7 +134,9 @@ def check_weights(original: Callable[..., Any], manager: Any, request: Any) -> A
         success, message = stages.result(manager.scheduler)
         return CheckWeightsReqOutput(success=success, message=message)
     if name in messages.FOLLOW_PHASES:
-        return _answer(manager, CheckWeightsReqOutput, lambda: _run_follow_phase(manager, name))
+        return _answer(
+            manager, CheckWeightsReqOutput, lambda: _run_follow_phase(manager, messages.parse_phase(request.action))
+        )
     return _answer(manager, CheckWeightsReqOutput, lambda: _run_phase(manager, messages.parse_phase(request.action)))
 
 
@@ -190,18 +192,23 @@ def _run_phase(manager: Any, phase: messages.Phase) -> str:
     return json.dumps(end.status())
 
 
-def _run_follow_phase(manager: Any, name: str) -> str:
+def _run_follow_phase(manager: Any, phase: messages.Phase) -> str:
     from sparsecast.engines.sglang.follow_worker import follow, statuses
 
     group = _group_of(manager)
-    follower = follow(manager.tp_worker.model_runner, settings_of_server(), _replica()[0], group)
-    if name == "follow_apply":
+    follower = follow(manager.tp_worker.model_runner, settings_of_server(), _replica()[0], group, phase.goal)
+    is_meant = follower.replica in phase.replicas
+    if phase.phase == "follow_apply" and is_meant:
         follower.apply(0.0)
+    elif phase.phase == "follow_drop" and is_meant:
+        follower.drop()
+    elif phase.phase == "follow_status":
+        follower.aim(phase.goal)
     workers = statuses(follower, group)
     version = workers[0]["version"]  # Which rank 0 knows.
     if not all(worker["is_whole"] for worker in workers):
         _stop_generation(manager)
-    elif name == "follow_apply" and version is not None:
+    elif phase.phase == "follow_apply" and is_meant and version is not None:
         _stamp(manager, version)
     return json.dumps(workers)
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Request
 
-from sparsecast.engines import log_following, request_versions
+from sparsecast.engines import follow_routes, log_following, request_versions
 from sparsecast.engines.follow_settings import VARIABLE, FollowSettings
 from sparsecast.engines.lease import MAX_LEASE_SECONDS, PauseLease
 from sparsecast.engines.vllm.led_engine import VllmEngine
@@ -61,7 +61,7 @@ class SparsecastEndpoints:
         if envs.VLLM_SERVER_DEV_MODE:
             app.include_router(_router())
         if os.environ.get(VARIABLE):
-            app.include_router(log_following.router())
+            app.include_router(follow_routes.router())
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """Puts the pause of the server's engine into `state`, and starts to follow a log if the environment names one.

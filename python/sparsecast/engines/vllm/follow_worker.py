@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a vLLM worker does to follow a delta log; the general plug-in gives vLLM's workers these three methods.
+"""What a vLLM worker does to follow a delta log; the general plug-in gives vLLM's workers these four methods.
 
 `sparsecast_follow` traces the loader of the model, as a join to a trainer does, and starts a `LogReceiver`. A version
 that it has staged is written in `sparsecast_follow_apply`, which vLLM calls between two steps of the engine.
@@ -22,26 +22,37 @@ if TYPE_CHECKING:
     from sparsecast.engines.refresh.recompute import Recomputation
     from sparsecast.engines.trace.loader import CanonicalTensor
 
-METHODS = ("sparsecast_follow", "sparsecast_follow_status", "sparsecast_follow_apply")
+METHODS = ("sparsecast_follow", "sparsecast_follow_status", "sparsecast_follow_apply", "sparsecast_follow_drop")
 
 _ATTRIBUTE = "_sparsecast_follower"
 _log = logging.getLogger("vllm.sparsecast")
 
 
-def sparsecast_follow(self: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Makes this worker follow the log of `settings` (`FollowSettings.for_worker`), at the first call. Returns the
-    status; if the worker cannot follow, its state is "broken", with the reason.
+def sparsecast_follow(self: Any, settings: dict[str, Any], goal: int | None = None) -> dict[str, Any]:
+    """Makes this worker follow the log of `settings` (`FollowSettings.for_worker`), at the first call, up to version
+    `goal` (None: the newest). Returns the status; if the worker cannot follow, its state is "broken", with the reason.
     """
     if getattr(self, _ATTRIBUTE, None) is None:
-        setattr(self, _ATTRIBUTE, _follower(self, settings))
-    return sparsecast_follow_status(self)
+        setattr(self, _ATTRIBUTE, _follower(self, settings, goal))
+    return sparsecast_follow_status(self, goal)
 
 
-def sparsecast_follow_status(self: Any) -> dict[str, Any]:
-    """Returns the status of this worker's follower: its place in the log (`LogReceiver.status`), and how its tensors
-    are updated.
+def sparsecast_follow_status(self: Any, goal: int | None = None) -> dict[str, Any]:
+    """Sets the version beyond which this worker's follower fetches nothing (None: the newest), and returns the
+    follower's status: its place in the log (`LogReceiver.status`), and how its tensors are updated.
     """
     follower: WorkerFollower = getattr(self, _ATTRIBUTE)
+    follower.aim(goal)
+    return follower.status()
+
+
+def sparsecast_follow_drop(self: Any, replicas: list[int]) -> dict[str, Any]:
+    """Drops the staged version if this worker belongs to one of `replicas`, whose workers have all staged it. Returns
+    the status.
+    """
+    follower: WorkerFollower = getattr(self, _ATTRIBUTE)
+    if follower.replica in replicas:
+        follower.drop()
     return follower.status()
 
 
@@ -55,7 +66,7 @@ def sparsecast_follow_apply(self: Any, replicas: list[int]) -> dict[str, Any]:
     return follower.status()
 
 
-def _follower(worker: Any, settings: dict[str, Any]) -> WorkerFollower:
+def _follower(worker: Any, settings: dict[str, Any], goal: int | None) -> WorkerFollower:
     """Returns the follower of this worker, which begins to follow the log. Collective over the workers of an engine:
     either all of them follow, or none.
     """
@@ -70,7 +81,9 @@ def _follower(worker: Any, settings: dict[str, Any]) -> WorkerFollower:
     def start() -> tuple[LogReceiver, list[Recomputation]]:
         return _start(worker, settings, replica, group)
 
-    return WorkerFollower(settings["location"], worker.device, start, _log, replica=replica, rank=group.rank_in_group)
+    return WorkerFollower(
+        settings["location"], worker.device, start, _log, replica=replica, rank=group.rank_in_group, goal=goal
+    )
 
 
 def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> tuple[LogReceiver, list[Recomputation]]:

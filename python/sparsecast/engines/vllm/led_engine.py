@@ -9,9 +9,9 @@ Development mode is not needed: the calls are those of vLLM's EngineClient. The 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
-from sparsecast.engines.follow_settings import FollowSettings
+from sparsecast.engines.follow_settings import FollowSettings, FollowStep
 from sparsecast.engines.vllm.workers import ask_workers
 from sparsecast.errors import UsageError
 
@@ -32,13 +32,13 @@ class VllmEngine:
         self._settings = settings
 
     async def ask(
-        self, step: Literal["follow", "status", "apply"], replicas: Sequence[int] = ()
+        self, step: FollowStep, replicas: Sequence[int] = (), goal: int | None = None
     ) -> list[dict[str, Any]]:
         if step == "follow":
-            return await ask_workers(self._client, "sparsecast_follow", self._settings.for_worker())
-        if step == "apply":
-            return await ask_workers(self._client, "sparsecast_follow_apply", list(replicas))
-        return await ask_workers(self._client, "sparsecast_follow_status")
+            return await ask_workers(self._client, "sparsecast_follow", self._settings.for_worker(), goal)
+        if step == "status":
+            return await ask_workers(self._client, "sparsecast_follow_status", goal)
+        return await ask_workers(self._client, f"sparsecast_follow_{step}", list(replicas))
 
     async def is_paused(self) -> bool:
         return bool(await self._client.is_paused())
