@@ -116,6 +116,26 @@ def test_nothing_is_written_until_both_engines_let_it(scene: Scene, ranks: list[
     assert all(rank.holds(scene) for rank in ranks)
 
 
+def test_both_drop_what_is_beyond_the_goal_and_come_to_that(scene: Scene, ranks: list[Rank]) -> None:
+    before = ranks[0].tensors["q"].clone()
+    version = scene.publish()
+    for goal in (version - 1, version):
+        assert all(comes_to(rank.receiver, "staged") for rank in ranks)
+        assert ranks[0].receiver.status()["staged"] == version
+        for rank in ranks:
+            rank.receiver.aim(goal)
+        for rank in ranks:
+            rank.receiver.drop()
+        assert goal == version or on_both(lambda number: ranks[number].receiver.apply(0.2)) == [False, False]
+        assert torch.equal(ranks[0].tensors["q"], before)
+        for rank in ranks:
+            rank.receiver.aim(None)
+    apply(ranks)
+    status = [rank.receiver.status() for rank in ranks]
+    assert all(rank.holds(scene) for rank in ranks) and [one["version"] for one in status] == [version, None]
+    assert all(one["is_whole"] and one["error"] == "" for one in status)
+
+
 def test_both_stay_at_the_version_before_when_one_comes_out_wrong(scene: Scene, ranks: list[Rank]) -> None:
     before = ranks[0].tensors["q"].clone()
     ranks[1].tensors["q"].view(torch.int16)[2, 0] ^= 5  # Row 42 of the tensor, which every step changes.
