@@ -374,7 +374,7 @@ class LogReceiver:
             if not self._changed.wait_for(self._is_decided, self._interval):
                 self._watch()
                 self._changed.wait_for(self._is_decided)
-            self._is_writing = self._state == "applying"
+            self._is_writing = self._state != "closed" and not self._is_dropped
             return self._is_writing
 
     def _is_decided(self) -> bool:
