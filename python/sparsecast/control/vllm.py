@@ -28,6 +28,7 @@ _PAUSE_MODES = {
     PauseMode.RETRACT: "keep",  # the flush then preempts the kept requests
 }
 _START = """start the server with --weight-transfer-config '{"backend": "sparsecast"}'"""
+_EXTENSION = "--worker-extension-cls sparsecast.engines.vllm.WorkerExtension"
 # Phrases of vLLM's error for a join, and what the message then advises.
 _CURES = {
     "Weight transfer not configured": _START,
@@ -202,13 +203,30 @@ class VllmClient(UpdateSteps, EngineClient):
     async def leave(self, timeout: float) -> None:
         until = time.monotonic() + timeout
         try:
-            await self._post("/shutdown_weight_transfer_engine", "leave", timeout)
+            await self._leave(until)
         except EndpointError as error:
             if "during a weight update" not in error.message:
                 raise
             # The trainer of that update is gone, without its end.
             await self.cancel(until - time.monotonic())
+            await self._leave(until)
+
+    async def _leave(self, until: float) -> None:
+        try:
             await self._post("/shutdown_weight_transfer_engine", "leave", until - time.monotonic())
+            return
+        except EndpointError as error:
+            if error.code != "unsupported":
+                raise
+            without_route = error
+        # vLLM before 0.32 has no such route. The workers have the method if they have the worker extension.
+        try:
+            await self._post("/collective_rpc", "leave", until - time.monotonic(), {"method": "sparsecast_leave"})
+        except EndpointError as error:
+            if "is not implemented" not in error.message:
+                raise
+            words = f"{without_route.message}; its workers cannot leave their group without {_EXTENSION}"
+            raise EndpointError(error.endpoint, "leave", words, code="unsupported") from error
 
     async def pause(self, mode: PauseMode, timeout: float) -> None:
         clear = "false" if mode is PauseMode.KEEP else "true"
@@ -246,7 +264,13 @@ class VllmClient(UpdateSteps, EngineClient):
             await self._post("/sleep", "sleep", timeout, level="2", mode="abort")
         else:
             await self._post("/pause", "sleep", timeout, mode="abort", clear_cache="true")
-            await self._post("/release_kv_cache_memory", "sleep", timeout)
+            try:
+                await self._post("/release_kv_cache_memory", "sleep", timeout)
+            except EndpointError as error:
+                if error.code != "unsupported":
+                    raise
+                words = "vLLM before 0.31 does not release its KV cache alone: resume it, or let its weights sleep, too"
+                raise EndpointError(error.endpoint, "sleep", f"{words} ({error.message})", code=error.code) from error
 
     async def wake(self, tags: tuple[str, ...], timeout: float) -> None:
         answer = await self.http.call(

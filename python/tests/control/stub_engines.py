@@ -58,6 +58,8 @@ class StubEngine:
         self.in_update = self.was_applied = False
         self.asleep: set[str] = set()
         self.versions_seen: list[str] = []
+        self.lacks: set[str] = set()
+        """Routes that this server does not have, and methods that its workers do not have."""
         self.state = "staged"
         self.timeout = 0.0
         self.port = 0
@@ -184,7 +186,7 @@ class StubEngine:
             return JSONResponse({"error": "Unauthorized"}, status_code=401)
         routes = self._sglang_routes() if self.kind == "sglang" else self._vllm_routes()
         handler = routes.get((request.method, request.url.path))
-        if handler is None:
+        if handler is None or request.url.path in self.lacks:
             return JSONResponse({"detail": "Not Found"}, status_code=404)
         try:
             return JSONResponse(await run_in_threadpool(handler, value, query))
@@ -223,7 +225,7 @@ class StubEngine:
             ("POST", "/init_weight_transfer_engine"): lambda body, query: self._join(body["init_info"]),
             ("POST", "/shutdown_weight_transfer_engine"): lambda body, query: self._vllm_leave(),
             ("POST", "/start_weight_update"): lambda body, query: self._begin(),
-            ("POST", "/collective_rpc"): lambda body, query: {"results": [{"state": self.state}] * self.world_size},
+            ("POST", "/collective_rpc"): lambda body, query: {"results": [self._ask(body["method"])] * self.world_size},
             ("POST", "/update_weights"): lambda body, query: self._vllm_update(body["update_info"]),
             ("POST", "/finish_weight_update"): self._vllm_finish,
             ("POST", "/pause"): lambda body, query: self._pause(query["mode"]),
@@ -253,6 +255,11 @@ class StubEngine:
     def _lease(self, body: dict[str, Any]) -> dict[str, Any]:
         self.leases.append((body["seconds"], self.paused))
         return {}
+
+    def _ask(self, method: str) -> dict[str, Any]:
+        if method in self.lacks:
+            raise ValueError(f"Method {method!r} is not implemented.")
+        return self._vllm_leave() if method == "sparsecast_leave" else {"state": self.state}
 
     def _vllm_leave(self) -> dict[str, Any]:
         if self.in_update:

@@ -339,11 +339,28 @@ class FakeReplicas(FakeEngine):
         return [[status] for status in await super().collective_rpc(method, args)]
 
 
-def test_a_lease_asks_the_workers_of_every_replica() -> None:
-    engine = FakeReplicas(("ready", 4), ("broken", 3), is_open=True)
+class OlderReplicas(FakeReplicas):
+    """The same before vLLM 0.32, whose client of the engine processes has no such call to all of them."""
+
+    call_utility_all_async = None  # type: ignore[assignment]
+
+    @property
+    def core_engines(self) -> list[int]:
+        return list(range(len(self.statuses)))
+
+    async def _call_utility_async(
+        self, name: str, method: str, timeout: None, args: Any, kwargs: None, engine: int
+    ) -> list[Any]:
+        assert name == "collective_rpc" and timeout is None and kwargs is None
+        return (await FakeEngine.collective_rpc(self, method, args))[engine : engine + 1]
+
+
+@pytest.mark.parametrize("replicas", [FakeReplicas, OlderReplicas])
+def test_a_lease_asks_the_workers_of_every_replica(replicas: type[FakeReplicas]) -> None:
+    engine = replicas(("ready", 4), ("broken", 3), is_open=True)
     assert "stays paused until a trainer seeds it: rank 0 is" in expire(engine)
     assert engine.paused
-    engine = FakeReplicas(("ready", 4), ("broken", 3, 4))
+    engine = replicas(("ready", 4), ("broken", 3, 4))
     assert expire(engine) == "resumed at version 4"
     assert not engine.paused
 

@@ -106,6 +106,25 @@ def test_a_removed_engine_is_told_to_leave_and_the_rest_make_a_new_group(
     assert report.regrouped and [each.name for each in report.endpoints] == ["vl"]
 
 
+def test_a_vllm_without_the_route_leaves_by_the_worker_extension(plane: ControlPlane, engines: Engines) -> None:
+    plane.sync_now()
+    engines[1].lacks = {"/shutdown_weight_transfer_engine"}
+    engines[1].in_update = True  # Of a trainer that is gone.
+    plane.remove("127.0.0.1", engines[1].port)
+    methods = [body["method"] for _, path, _, body in engines[1].calls if path == "/collective_rpc"]
+    assert methods[-2:] == ["sparsecast_leave"] * 2 and not engines[1].in_update
+
+
+def test_a_vllm_that_can_leave_in_no_way_is_told_the_cure(plane: ControlPlane, engines: Engines) -> None:
+    plane.sync_now()
+    plane.sleep(names=["vl"])
+    plane.wake(names=["vl"])
+    engines[1].lacks = {"/shutdown_weight_transfer_engine", "sparsecast_leave"}
+    assert "--worker-extension-cls sparsecast.engines.vllm.WorkerExtension" in str(failed_sync(plane))
+    engines[1].lacks = {"/shutdown_weight_transfer_engine"}
+    assert plane.sync_now().result == "ok"
+
+
 @pytest.mark.parametrize(
     ("pause", "sglang", "vllm"),
     [
@@ -276,6 +295,18 @@ def test_releasing_the_cache_alone_keeps_the_weights(plane: ControlPlane, engine
     plane.wake(["kv_cache"])
     assert not any(engine.paused for engine in engines)
     assert not plane.sync_now().regrouped
+
+
+def test_a_vllm_that_does_not_release_its_cache_alone_says_so_and_can_be_resumed(
+    plane: ControlPlane, engines: Engines
+) -> None:
+    plane.sync_now()
+    engines[1].lacks = {"/release_kv_cache_memory"}
+    with pytest.raises(SyncError, match="vLLM before 0.31 does not release its KV cache alone: resume it"):
+        plane.sleep(["kv_cache"], ["vl"])
+    assert engines[1].paused and not engines[1].asleep
+    plane.resume(["vl"])
+    assert not engines[1].paused and plane.sync_now().result == "ok"
 
 
 def test_an_interrupt_of_the_trainer_resumes_the_engines_and_goes_on_up(

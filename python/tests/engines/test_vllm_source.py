@@ -223,10 +223,25 @@ def test_versions_that_are_not_tested_are_said(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(plugin, "_said", False)
     plugin.check_version()
     plugin.check_version()
-    assert said == ["sparsecast is tested with vLLM 0.32 to 0.33; this is 0.40.1, which may differ"]
-    monkeypatch.setattr(vllm, "__version__", "0.31.0")
+    assert said == ["sparsecast is tested with vLLM 0.28 to 0.33; this is 0.40.1, which may differ"]
+    monkeypatch.setattr(vllm, "__version__", "0.27.1")
     with pytest.raises(UnsupportedError, match="has another weight-transfer interface"):
         plugin.check_version()
+
+
+def test_what_an_older_vllm_lacks_is_said_once_with_what_that_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.engine.protocol import EngineClient
+
+    said: list[str] = []
+    monkeypatch.setattr(plugin._logger, "warning", lambda words, *values: said.append(words % values))
+    before = plugin.missing()
+    for name in ("shutdown_weight_transfer_engine", "release_kv_cache_memory"):
+        monkeypatch.delattr(EngineClient, name)
+    monkeypatch.setattr(plugin, "_said_missing", False)
+    plugin.say_what_is_missing()
+    plugin.say_what_is_missing()
+    assert len(said) == len(before) + 2
+    assert "leave their group" in said[-2] and "KV cache sleep alone" in said[-1]
 
 
 def test_servers_that_move_experts_are_refused() -> None:

@@ -38,7 +38,7 @@ from sparsecast.engines.trace.loader import CanonicalTensor, TracedLoader
 from sparsecast.engines.vllm.error_codes import with_code
 from sparsecast.engines.vllm.live_model import LiveModel, TraceRequest, draft_model
 from sparsecast.engines.vllm.model import refuse_moving_experts, refuse_new_ties
-from sparsecast.engines.vllm.plugin import check_version
+from sparsecast.engines.vllm.plugin import check_version, say_what_is_missing
 from sparsecast.errors import DirtyError, UsageError, VersionGapError
 from sparsecast.transports import Channels, World
 
@@ -198,6 +198,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         differ from their version, and FencedError for a trainer that joined before the current one. Workers that did
         not fail themselves raise PeerFailedError.
         """
+        say_what_is_missing()
         refuse_moving_experts(self.parallel_config)
         group = get_world_group()
         raise_if_any_failed(self._fence.refusal(init_info.engine, init_info.trainer), group.cpu_group)
@@ -360,6 +361,8 @@ class WorkerExtension:
     workers that `/collective_rpc` can call.
     """
 
+    _weight_update_active: bool  # vLLM's worker sets it.
+
     @property
     def weight_transfer_engine(self) -> WeightTransferEngine[Any, Any] | None:
         """The weight-transfer engine, which vLLM's worker sets when its models are loaded. When it is set, an engine of
@@ -393,6 +396,15 @@ class WorkerExtension:
             with contextlib.suppress(DirtyError):  # The state says so.
                 engine.receiver.settle(committed)
         return self.sparsecast_status()
+
+    def sparsecast_leave(self) -> None:
+        """Leaves the group, as vLLM's `shutdown_weight_transfer_engine` does, which workers have from vLLM 0.32 on.
+        Raises UsageError during an update.
+        """
+        if self._weight_update_active:
+            raise UsageError("workers cannot leave their group during a weight update")
+        if self.weight_transfer_engine is not None:
+            self.weight_transfer_engine.shutdown()
 
     def sparsecast_audit(self) -> dict[str, Any]:
         """Reads all weights and compares their digest with the digest of the version. Returns the status if they are

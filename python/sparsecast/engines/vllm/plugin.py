@@ -15,11 +15,12 @@ STOCK_BACKEND = "sparsecast_stock"
 LOG_BACKEND = "sparsecast_log"
 """Trainer's backend that writes a delta log (`sparsecast.integrations.vllm_log`)."""
 
-TESTED = ((0, 32), (0, 33))
+TESTED = ((0, 28), (0, 33))
 """First and last version of vLLM that the tests run with."""
 
 _logger = logging.getLogger("vllm.sparsecast")
 _said = False
+_said_missing = False
 
 
 def check_version() -> None:
@@ -38,6 +39,38 @@ def check_version() -> None:
     if (version is None or version > TESTED[1]) and not _said:
         _said = True
         _logger.warning("sparsecast is tested with vLLM %s; this is %s, which may differ", tested, __version__)
+
+
+def missing() -> list[str]:
+    """Returns a sentence for each thing that the installed vLLM lacks, and that sparsecast has to do without. It asks
+    for the thing itself, not for the version.
+    """
+    from vllm.distributed.weight_transfer.base import WeightSource
+    from vllm.engine.protocol import EngineClient
+
+    lacks = []
+    if not hasattr(WeightSource, "iter_local"):
+        lacks.append("its trainer API has no iter_local: a trainer of several ranks that uses it gathers whole tensors")
+    if not hasattr(EngineClient, "shutdown_weight_transfer_engine"):
+        lacks.append(
+            "it has no /shutdown_weight_transfer_engine: only workers with the worker extension can be told to leave "
+            "their group, before they are seeded again or when a control plane removes them"
+        )
+    if not hasattr(EngineClient, "release_kv_cache_memory"):
+        lacks.append("it has no /release_kv_cache_memory: a control plane cannot let its KV cache sleep alone")
+    return lacks
+
+
+def say_what_is_missing() -> None:
+    """Logs what the installed vLLM lacks (`missing`), once in a process."""
+    global _said_missing
+    if _said_missing:
+        return
+    _said_missing = True
+    from vllm import __version__
+
+    for words in missing():
+        _logger.warning("vLLM %s: %s", __version__, words)
 
 
 def _parsed(version: str) -> tuple[int, int] | None:
