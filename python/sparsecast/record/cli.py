@@ -44,10 +44,13 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--no-encode", action="store_true", help="leave out what sparsecast's encoder makes of it")
     train = commands.add_parser(
         "train",
-        help="pretrain a small model on Python's documentation strings, fine-tune it with AdamW, and record that",
+        help="pretrain a small model on Python's documentation strings, fine-tune it, and record that",
     )
     train.add_argument("-o", "--output", required=True, type=pathlib.Path, metavar="DIR", help="gets a trace a rate")
     train.add_argument("--learning-rate", nargs="+", type=float, default=[1e-6, 3e-6, 1e-5], metavar="RATE")
+    train.add_argument(
+        "--optimizer", choices=("adamw", "muon", "sgd"), default="adamw", help="of the fine-tuning (adamw)"
+    )
     train.add_argument("--steps", type=int, default=30, help="recorded steps of each rate (30)")
     train.add_argument("--skip", type=int, default=12, help="fine-tuning steps before the anchor (12)")
     train.add_argument("--pretrain-steps", type=int, default=1200, help="0: DIR/pretrained.safetensors must be there")
@@ -89,9 +92,16 @@ def _train(options: argparse.Namespace) -> int:
         options.output / "pretrained.safetensors", size, options.pretrain_steps, seed=options.seed, say=_say
     )
     for rate in options.learning_rate:
-        directory = options.output / f"lr{rate:g}{'-rounded' if options.from_rounded else ''}"
+        named = "" if options.optimizer == "adamw" else f"{options.optimizer}-"
+        directory = options.output / f"{named}lr{rate:g}{'-rounded' if options.from_rounded else ''}"
         run = FineTuning(
-            rate, options.steps, options.skip, options.batch, seed=options.seed + 1, from_rounded=options.from_rounded
+            rate,
+            options.steps,
+            options.skip,
+            options.batch,
+            seed=options.seed + 1,
+            from_rounded=options.from_rounded,
+            optimizer=options.optimizer,
         )
         fine_tune(model, size, run, directory, say=_say)
         print(directory)

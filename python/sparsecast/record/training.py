@@ -11,6 +11,7 @@ import math
 import pathlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from safetensors import SafetensorError
@@ -51,6 +52,7 @@ class FineTuning:
     from_rounded: bool = (
         False  #: Masters begin as the rounded weights: the first steps after loading a bf16 checkpoint.
     )
+    optimizer: str = "adamw"  #: "adamw", "muon" or "sgd"; see :func:`optimizers`.
 
 
 class Block(nn.Module):
@@ -144,26 +146,47 @@ def pretrain(
     return model
 
 
+def optimizers(run: FineTuning, masters: dict[str, torch.Tensor]) -> list[torch.optim.Optimizer]:
+    """Returns the optimizers of ``masters``, each of some of them, in the order of their steps.
+
+    adamw  AdamW for all.
+    muon   Muon for the matrices inside of the blocks, whose updates it scales to the size of AdamW's at the same rate
+           (as Moonlight does); AdamW for embeddings, head and norms.
+    sgd    SGD with momentum 0.9 for all.
+    """
+    adamw = partial(torch.optim.AdamW, lr=run.learning_rate, betas=run.betas, weight_decay=run.weight_decay)
+    if run.optimizer == "adamw":
+        return [adamw(masters.values())]
+    if run.optimizer == "sgd":
+        return [torch.optim.SGD(masters.values(), lr=run.learning_rate, momentum=0.9, weight_decay=run.weight_decay)]
+    if run.optimizer != "muon":
+        raise UsageError(f"the optimizer is adamw, muon or sgd, not {run.optimizer!r}")
+    matrices = [weight for name, weight in masters.items() if name.startswith("blocks.") and weight.dim() == 2]
+    others = [weight for weight in masters.values() if not any(weight is matrix for matrix in matrices)]
+    muon = torch.optim.Muon(
+        matrices, lr=run.learning_rate, weight_decay=run.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    return [adamw(others), muon]
+
+
 def fine_tune(
     model: ByteModel, size: Size, run: FineTuning, directory: pathlib.Path, *, say: Callable[[str], None] = print
 ) -> None:
-    """Fine-tunes a copy of ``model``'s weights with AdamW and records the steps in ``directory``; at the end ``model``
+    """Fine-tunes a copy of ``model``'s weights and records the steps in ``directory``; at the end ``model``
     has its initial weights again. ``say`` is called with sentences about the progress.
     """
     initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     masters = {name: (w.bfloat16().float() if run.from_rounded else w.clone()) for name, w in initial.items()}
-    optimizer = torch.optim.AdamW(
-        masters.values(), lr=run.learning_rate, betas=run.betas, weight_decay=run.weight_decay
-    )
+    chain = optimizers(run, masters)
     draw = sampler(standard_library_text(held_out=True), size.context, run.batch, run.seed)
     recorder: Recorder | None = None
     try:
         for step in range(run.skip + run.steps):
             if step == run.skip:
-                recorder = Recorder(masters, optimizer, directory=directory, wire_dtype=torch.bfloat16, version=step)
-            loss = _step(model, masters, optimizer, draw(), run.clip)
+                recorder = Recorder(masters, chain[-1], directory=directory, wire_dtype=torch.bfloat16, version=step)
+            loss = _step(model, masters, chain, draw(), run.clip)
             if step % 10 == 0 or step == run.skip + run.steps - 1:
-                say(f"rate {run.learning_rate:g}, step {step}: loss {loss:.3f} nats a byte")
+                say(f"{run.optimizer}, rate {run.learning_rate:g}, step {step}: loss {loss:.3f} nats a byte")
     finally:
         if recorder is not None:
             recorder.close()
@@ -175,7 +198,7 @@ def fine_tune(
 def _step(
     model: ByteModel,
     masters: dict[str, torch.Tensor],
-    optimizer: torch.optim.Optimizer,
+    chain: list[torch.optim.Optimizer],
     tokens: torch.Tensor,
     clip: float,
 ) -> float:
@@ -188,7 +211,8 @@ def _step(
     nn.utils.clip_grad_norm_(model.parameters(), clip)
     for name, weight in model.named_parameters():
         masters[name].grad = weight.grad
-    optimizer.step()
+    for optimizer in chain:
+        optimizer.step()
     return loss.item()
 
 

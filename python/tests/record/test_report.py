@@ -17,6 +17,7 @@ pytest.importorskip("safetensors")
 
 from record_traces import REAL_TRACE, sparse_step, write_safetensors
 
+from sparsecast.errors import UsageError
 from sparsecast.record import statistics
 from sparsecast.record.bits import ulp_steps
 from sparsecast.record.cli import main
@@ -176,3 +177,23 @@ def test_train_records_a_trace_for_each_rate_from_the_same_weights(tmp_path, cap
     assert [row["version"] for row in rows[0]["step_rows"]] == [2, 3]
     assert main([*command, "--pretrain-steps", "0"]) == 2  # The directories are there already.
     assert "must be empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("optimizer", "named"), [("muon", "Muon"), ("sgd", "SGD")])
+def test_train_takes_another_optimizer_and_records_what_all_of_its_parts_change(tmp_path, optimizer, named):
+    torch = pytest.importorskip("torch")
+    from sparsecast.record.training import ByteModel, FineTuning, Size, fine_tune, optimizers
+
+    size, run = Size(width=16, layers=2, context=16), FineTuning(1e-2, steps=2, skip=1, batch=2, optimizer=optimizer)
+    model = ByteModel(size)
+    masters = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    parts = [group["params"] for each in optimizers(run, masters) for group in each.param_groups]
+    assert sorted(id(weight) for part in parts for weight in part) == sorted(map(id, masters.values()))
+    assert all(weight.dim() == 2 for weight in parts[-1]) == (optimizer == "muon")
+    fine_tune(model, size, run, tmp_path / "trace", say=lambda _: None)
+    report = analyse(tmp_path / "trace", encode=False)
+    assert report["optimizer"]["optimizer"] == named
+    assert {row["class"] for row in report["class_rows"] if row["changed"]} >= {"attention", "mlp", "embedding", "norm"}
+    with pytest.raises(UsageError, match="adamw, muon or sgd"):
+        optimizers(FineTuning(1e-2, optimizer="lion"), masters)
+    assert torch.equal(masters["head.weight"], dict(model.named_parameters())["head.weight"])
