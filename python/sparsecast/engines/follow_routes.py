@@ -26,9 +26,9 @@ MAX_WAIT_SECONDS = 3600.0
 
 
 def router() -> APIRouter:
-    """Returns the routes of a server that follows a log: for its status, its readiness and its metrics, and those
-    by which callers decide which version is served. They expect a LogFollowing in `app.state.sparsecast_following`, and answer 404 if there is
-    none.
+    """Returns the routes of a server that follows a log: for its status, its readiness and its metrics, and those by
+    which callers decide which version is served. They expect a LogFollowing in `app.state.sparsecast_following`, and
+    answer 404 if there is none.
     """
     routes = APIRouter()
 

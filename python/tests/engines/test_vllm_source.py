@@ -214,7 +214,7 @@ def base_client(url: str) -> Any:
 def test_versions_that_are_not_tested_are_said(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     import vllm
 
-    assert plugin.TESTED[0] <= (plugin._parsed(vllm.__version__) or (0, 0)) <= plugin.TESTED[1]
+    assert plugin.SUPPORTED[0] <= (plugin._parsed(vllm.__version__) or (0, 0)) <= plugin.SUPPORTED[1]
     said: list[str] = []
     monkeypatch.setattr(plugin._logger, "warning", lambda words, *values: said.append(words % values))
     plugin.check_version()
@@ -223,7 +223,7 @@ def test_versions_that_are_not_tested_are_said(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(plugin, "_said", False)
     plugin.check_version()
     plugin.check_version()
-    assert said == ["sparsecast is tested with vLLM 0.28 to 0.33; this is 0.40.1, which may differ"]
+    assert said == ["sparsecast is made for vLLM 0.28 to 0.33; this is 0.40.1, which may differ"]
     monkeypatch.setattr(vllm, "__version__", "0.27.1")
     with pytest.raises(UnsupportedError, match="has another weight-transfer interface"):
         plugin.check_version()

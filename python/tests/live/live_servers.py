@@ -90,6 +90,7 @@ class LiveServer:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = directory / "log"
+        self._is_killed = False
         stock = [Path(__file__).parent / "plain_cpu"] if kind == "vllm" and not plugged else []
         paths = [
             *packages,
@@ -184,8 +185,9 @@ class LiveServer:
     def kill(self) -> None:
         """Kills all its processes; one that has ended by itself is shown with the end of its log."""
         ended = self._process.poll()
-        if ended not in (None, -signal.SIGKILL):
+        if ended is not None and not self._is_killed:  # SGLang kills itself when a process of it fails.
             print(f"the server on port {self.port} had ended with {ended}:\n{self.log()}")
+        self._is_killed = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(30)

@@ -15,8 +15,8 @@ STOCK_BACKEND = "sparsecast_stock"
 LOG_BACKEND = "sparsecast_log"
 """Trainer's backend that writes a delta log (`sparsecast.integrations.vllm_log`)."""
 
-TESTED = ((0, 28), (0, 33))
-"""First and last version of vLLM that the tests run with."""
+SUPPORTED = ((0, 28), (0, 33))
+"""First and last version of vLLM that this is made for; docs/engines.md says what was run with each."""
 
 _logger = logging.getLogger("vllm.sparsecast")
 _said = False
@@ -24,8 +24,8 @@ _said_missing = False
 
 
 def check_version() -> None:
-    """Logs a warning, once in a process, if sparsecast is not tested with the installed version of vLLM. Raises
-    UnsupportedError for an older version, which has another weight-transfer interface.
+    """Logs a warning, once in a process, if the installed version of vLLM is newer than those that sparsecast is made
+    for. Raises UnsupportedError for an older version, which has another weight-transfer interface.
     """
     global _said
     from vllm import __version__
@@ -33,12 +33,14 @@ def check_version() -> None:
     from sparsecast.errors import UnsupportedError
 
     version = _parsed(__version__)
-    tested = " to ".join(".".join(map(str, one)) for one in TESTED)
-    if version is not None and version < TESTED[0]:
-        raise UnsupportedError(f"vLLM {__version__} has another weight-transfer interface: sparsecast needs {tested}")
-    if (version is None or version > TESTED[1]) and not _said:
+    supported = " to ".join(".".join(map(str, one)) for one in SUPPORTED)
+    if version is not None and version < SUPPORTED[0]:
+        raise UnsupportedError(
+            f"vLLM {__version__} has another weight-transfer interface: sparsecast needs {supported}"
+        )
+    if (version is None or version > SUPPORTED[1]) and not _said:
         _said = True
-        _logger.warning("sparsecast is tested with vLLM %s; this is %s, which may differ", tested, __version__)
+        _logger.warning("sparsecast is made for vLLM %s; this is %s, which may differ", supported, __version__)
 
 
 def missing() -> list[str]:
