@@ -40,6 +40,7 @@ def register() -> None:
         (f"{_MANAGER}.check_weights", check_weights, HookType.AROUND),
         (f"{_SCHEDULER}.ingest_requests", stages.between_passes, HookType.AROUND),
         (f"{_SCHEDULER}.get_next_batch_to_run", stages.next_batch, HookType.AROUND),
+        (f"{_SCHEDULER}._pp_microbatches_drained", stages.is_drained, HookType.AROUND),
         (f"{_TOKENIZER}.init_weights_update_group", server.init_group, HookType.AROUND),
         (f"{_TOKENIZER}.destroy_weights_update_group", server.destroy_group, HookType.AROUND),
         (f"{_TOKENIZER}.check_weights", server.check_weights, HookType.AROUND),

@@ -75,3 +75,12 @@ def next_batch(original: Callable[..., Any], scheduler: Any, *arguments: Any, **
 
     running = options["running_batch"] if "running_batch" in options else arguments[0]
     return NextBatchPlan(batch_to_run=None, running_batch=running)
+
+
+def is_drained(original: Callable[..., bool], scheduler: Any) -> bool:
+    """Hook around the function that says whether no pipeline stage has a request left. SGLang does not look at batches
+    that have been computed and that the next choice of a batch would join with the running ones. While none is chosen
+    they last, and SGLang would take the server for idle: it would flush their caches, or end itself because of them.
+    """
+    left = (batch for batch in getattr(scheduler, "last_mbs", ()) if batch is not None)
+    return original(scheduler) and not any(request.kv.holds_kv for batch in left for request in batch.reqs)
