@@ -24,6 +24,9 @@ READY_ROUTE = "/sparsecast/ready"
 METRICS_ROUTE = "/sparsecast/metrics"
 MAX_WAIT_SECONDS = 3600.0
 
+Timeout = Annotated[float, Body(embed=True, gt=0, le=MAX_WAIT_SECONDS)]
+"""Seconds for which a route waits for a version, in the body of the request."""
+
 
 def router() -> APIRouter:
     """Returns the routes of a server that follows a log: for its status, its readiness and its metrics, and those by
@@ -57,7 +60,7 @@ def router() -> APIRouter:
     async def reach(
         request: Request,
         at_least: Annotated[int, Body(embed=True, ge=0)],
-        timeout: Annotated[float, Body(embed=True, gt=0, le=MAX_WAIT_SECONDS)] = 60.0,
+        timeout: Timeout = 60.0,
     ) -> dict[str, Any]:
         found = following(request)
         return await answer(found, found.reach(at_least, timeout), f"version {at_least} has not come", timeout)
@@ -66,7 +69,7 @@ def router() -> APIRouter:
     async def stage(
         request: Request,
         version: Annotated[int, Body(embed=True, ge=0)],
-        timeout: Annotated[float, Body(embed=True, gt=0, le=MAX_WAIT_SECONDS)] = 60.0,
+        timeout: Timeout = 60.0,
     ) -> dict[str, Any]:
         found = following(request)
         return await answer(found, found.stage(version, timeout), f"version {version} is not staged", timeout)

@@ -217,8 +217,7 @@ class LogFollowing:
                 ]
                 if versions and all(reached == version for reached in versions):
                     return version
-                if broken := self._broken():
-                    raise UsageError(f"the server follows no more, and stays at version {self._served}: {broken[0]}")
+                self._refuse_if_broken()
                 await self._changed.wait()
 
     def take_at(self, at: When) -> None:
@@ -231,8 +230,7 @@ class LogFollowing:
     async def _reached(self, version: int) -> int:
         async with self._changed:
             while self._served is None or self._served < version:
-                if broken := self._broken():
-                    raise UsageError(f"the server follows no more, and stays at version {self._served}: {broken[0]}")
+                self._refuse_if_broken()
                 await self._changed.wait()
             return self._served
 
@@ -245,12 +243,11 @@ class LogFollowing:
         complete = self._staged()
         leaders = [leader for leader in self._leaders() if leader["replica"] in complete]
         too_new = [int(leader["replica"]) for leader in leaders if self._is_too_new(leader)]
+        due = [int(leader["replica"]) for leader in leaders if self._is_due(leader)]
         if too_new:
             self._workers = await self._engine.ask("drop", too_new)
-        due = [int(leader["replica"]) for leader in leaders if self._is_due(leader)]
-        staged = [replica for replica in due if replica not in too_new]
-        if staged:
-            await self._take(staged)
+        if due:
+            await self._take(due)
         await self._name()
         if not self._is_whole():
             await self._pause()
@@ -258,7 +255,7 @@ class LogFollowing:
             await self._engine.resume()
             self._pause_seconds = time.monotonic() - self._paused_at
             self._paused_at = None
-        return bool(staged)
+        return bool(due)
 
     def _staged(self) -> list[int]:
         """Returns the numbers of the replicas in which every worker has staged a version."""
@@ -268,6 +265,10 @@ class LogFollowing:
     def _broken(self) -> list[str]:
         """Returns the reasons of the workers that follow no more."""
         return [str(worker["error"]) for worker in self._workers if worker["state"] == "broken"]
+
+    def _refuse_if_broken(self) -> None:
+        if broken := self._broken():
+            raise UsageError(f"the server follows no more, and stays at version {self._served}: {broken[0]}")
 
     def _is_whole(self) -> bool:
         return all(worker["is_whole"] for worker in self._workers)

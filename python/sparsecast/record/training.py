@@ -161,10 +161,10 @@ def optimizers(run: FineTuning, masters: dict[str, torch.Tensor]) -> list[torch.
         return [torch.optim.SGD(masters.values(), lr=run.learning_rate, momentum=0.9, weight_decay=run.weight_decay)]
     if run.optimizer != "muon":
         raise UsageError(f"the optimizer is adamw, muon or sgd, not {run.optimizer!r}")
-    matrices = [weight for name, weight in masters.items() if name.startswith("blocks.") and weight.dim() == 2]
-    others = [weight for weight in masters.values() if not any(weight is matrix for matrix in matrices)]
+    matrices = {name: weight for name, weight in masters.items() if name.startswith("blocks.") and weight.dim() == 2}
+    others = [weight for name, weight in masters.items() if name not in matrices]
     muon = torch.optim.Muon(
-        matrices, lr=run.learning_rate, weight_decay=run.weight_decay, adjust_lr_fn="match_rms_adamw"
+        matrices.values(), lr=run.learning_rate, weight_decay=run.weight_decay, adjust_lr_fn="match_rms_adamw"
     )
     return [adamw(others), muon]
 

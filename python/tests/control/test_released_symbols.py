@@ -62,7 +62,7 @@ def test_the_released_engine_client_has_every_method_that_is_called(package: Pat
     tree = ast.parse((package / "engine/protocol.py").read_text())
     client = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineClient")
     assert called <= {each.name for each in client.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
-    # What asks the workers of all replicas (sparsecast.engines.vllm.workers).
+    # One of these functions lets sparsecast.engines.vllm.workers ask the workers of all replicas.
     core = (package / "v1/engine/core_client.py").read_text()
     assert "def call_utility_all_async(" in core or "def _call_utility_async(" in core and "self.core_engines" in core
 
