@@ -55,8 +55,9 @@ struct SPARSECAST_API SafetensorsHeader {
   /// Maximum size of the JSON header, which the format defines.
   static constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
-  std::vector<SafetensorsEntry> entries;        ///< Tensors of the file, in the order of their offsets.
-  std::map<std::string, std::string> metadata;  ///< Content of the object `__metadata__` in the header.
+  std::vector<SafetensorsEntry> entries;  ///< Tensors of the file, in the order of their offsets.
+  /// Content of the object `__metadata__` in the header, without "sparsecast.dtypes", which `entries` have taken in.
+  std::map<std::string, std::string> metadata;
   std::uint64_t data_begin = 0;  ///< Offset, in the file, of the data part: 8 + the length of the JSON header.
 
   /// Parses and validates: length, JSON, no duplicate names, known dtypes, no overflow, offsets that tile the data part

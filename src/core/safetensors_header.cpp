@@ -374,9 +374,8 @@ SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> bytes, std
   const std::uint64_t data_bytes = file_bytes - header.data_begin;
   header.entries.reserve(events.entries.size());
   for (const RawEntry& raw : events.entries) header.entries.push_back(check_entry(raw, data_bytes, header.data_begin));
-  if (const auto dtypes = header.metadata.find(kDTypesKey); dtypes != header.metadata.end()) {
-    declare_pairs(dtypes->second, header.entries);
-  }
+  // The specs say it from here on, so that it cannot contradict them when they are written again.
+  if (const auto dtypes = header.metadata.extract(kDTypesKey)) declare_pairs(dtypes.mapped(), header.entries);
   // Stable: empty tensors at one offset keep the order that they have in the header.
   std::stable_sort(header.entries.begin(), header.entries.end(),
                    [](const SafetensorsEntry& a, const SafetensorsEntry& b) {

@@ -70,6 +70,17 @@ TEST(SafetensorsHeader, ReadsPairsOf4BitNumbers) {
   EXPECT_EQ(spec_of(declared("I32", "[2,1]", i4)), (TensorSpec{"w", DType::kI4X2, {2, 1, 4}}));
 }
 
+TEST(SafetensorsHeader, MetadataOfPairsIsReadIntoTheSpecsOnly) {
+  for (const char* pairs : {R"({\"w\":\"I4X2\"})", R"({\"of another file\":\"I4X2\"})"}) {
+    const SafetensorsHeader header = parse_file(safetensors_file(declared("U8", "[8]", pairs), 8));
+    EXPECT_TRUE(header.metadata.empty()) << pairs;
+    const std::vector<std::byte> bytes = SafetensorsHeader::serialize(std::vector{header.entries.at(0).spec}, {});
+    const SafetensorsHeader again = SafetensorsHeader::parse(bytes, bytes.size() + 8);
+    EXPECT_EQ(again.entries.at(0).spec, header.entries.at(0).spec) << pairs;
+    EXPECT_TRUE(again.metadata.empty()) << pairs;
+  }
+}
+
 TEST(SafetensorsHeader, RefusesPairsThatItCannotRead) {
   refuse(one("F4", "[2,7]", "[0,7]"), 7, {"'w'", "multiple of 2"}, ErrorCode::kUnsupported);
   refuse(one("F4", "[]", "[0,1]"), 1, {"'w'", "multiple of 2"}, ErrorCode::kUnsupported);
