@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests the drop-in with processes that call NCCL by ctypes, as vLLM's PyNcclCommunicator does, over a fake NCCL.
+
+dropin_test.py LIBSPARSECAST_NCCL FAKE_LIBNCCL
+"""
+
+import ctypes
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+DROP_IN, FAKE = "", os.environ.get("SPARSECAST_NCCL_REAL", "")
+SIZE = 1 << 16
+TRACE = Path(__file__).resolve().parents[2] / "testdata" / "trace"
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_byte * 128)]
+
+
+def versions(steps: int) -> list[list[bytes]]:
+    """Returns buckets of every step: few bytes change, their order does, one grows, and one is added."""
+    generator = random.Random(7)
+    buckets = [bytearray(generator.randbytes(SIZE)) for _ in range(3)]
+    result = []
+    for step in range(steps):
+        for bucket in buckets:
+            for _ in range(len(bucket) // 200):
+                bucket[generator.randrange(len(bucket))] ^= 1
+        if step == 3:
+            buckets[0] += generator.randbytes(4096)
+        if step == 4:
+            buckets.append(bytearray(generator.randbytes(SIZE)))
+        generator.shuffle(buckets)
+        result.append([bytes(bucket) for bucket in buckets])
+    return result
+
+
+def read_safetensors(path: Path) -> dict[str, bytes]:
+    """Returns the bytes of each tensor of a file."""
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    header.pop("__metadata__", None)
+    begin = 8 + size
+    return {name: data[begin + one["data_offsets"][0] : begin + one["data_offsets"][1]] for name, one in header.items()}
+
+
+def trace_buckets() -> tuple[list[list[bytes]], int]:
+    """Returns the weights of each step of the recorded trace in four buckets, whose order changes, and the number of
+    weights that change in all steps.
+    """
+    files = sorted(TRACE.glob("step_*.safetensors"))
+    weights = {name: bytearray(data) for name, data in read_safetensors(files[0]).items()}
+    generator, steps, changes = random.Random(3), [], 0
+    for file in files:
+        sparse = read_safetensors(file) if file != files[0] else {}
+        for name in (name.removesuffix(".indices") for name in sparse if name.endswith(".indices")):
+            values = sparse[name + ".values"]
+            for i, (at,) in enumerate(struct.iter_unpack("<i", sparse[name + ".indices"])):
+                weights[name][2 * at : 2 * at + 2] = values[2 * i : 2 * i + 2]
+                changes += 1
+        names = sorted(weights)
+        buckets = [b"".join(bytes(weights[name]) for name in names[cut::4]) for cut in range(4)]
+        generator.shuffle(buckets)
+        steps.append(buckets)
+    return steps, changes
+
+
+def make_communicator(nccl: ctypes.CDLL, rank: int, size: int, id_file: Path) -> ctypes.c_void_p:
+    unique, comm = UniqueId(), ctypes.c_void_p()
+    if rank == 0:
+        assert nccl.ncclGetUniqueId(ctypes.byref(unique)) == 0
+        draft = id_file.with_suffix(".draft")
+        draft.write_bytes(bytes(unique))
+        draft.rename(id_file)
+    else:
+        until = time.monotonic() + 30
+        while not id_file.exists():
+            assert time.monotonic() < until, "rank 0 has made no id"
+            time.sleep(0.01)
+        unique = UniqueId.from_buffer_copy(id_file.read_bytes())
+    assert nccl.ncclCommInitRank(ctypes.byref(comm), size, unique, rank) == 0
+    count = ctypes.c_int()
+    assert nccl.ncclCommCount(comm, ctypes.byref(count)) == 0 and count.value == size
+    return comm
+
+
+def rank_main(rank: int, size: int, folder: Path) -> int:
+    nccl = ctypes.CDLL(os.environ["LIBRARY"] or None)
+    nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
+    comm = make_communicator(nccl, rank, size, folder / "id")
+    if os.environ["LIBRARY"] != FAKE:
+        assert nccl.ncclAllReduce() == 5, "the fake has no ncclAllReduce"
+    grouped, traced = "GROUPED" in os.environ, "TRACED" in os.environ
+    dtype, element = (9, 2) if traced else (1, 1)
+    for step, buckets in enumerate(trace_buckets()[0] if traced else versions(8)):
+        if os.environ.get("DIE_AT") == f"{rank}:{step}":
+            os._exit(9)
+        if os.environ.get("AGAIN_AT") == str(step):
+            assert nccl.ncclCommDestroy(comm) == 0
+            comm = make_communicator(nccl, rank, size, folder / "id again")
+        buffers = []
+        if grouped:
+            assert nccl.ncclGroupStart() == nccl.ncclGroupStart() == nccl.ncclGroupEnd() == 0
+        for data in buckets:
+            buffer = ctypes.create_string_buffer(data if rank == 0 else bytes(len(data)), len(data))
+            buffers.append(buffer)
+            count = ctypes.c_size_t(len(data) // element)
+            result = nccl.ncclBroadcast(buffer, buffer, count, dtype, 0, comm, None)
+            if result != 0:
+                state = ctypes.c_int()
+                assert nccl.ncclCommGetAsyncError(comm, ctypes.byref(state)) == 0
+                assert state.value == (result if result != 5 else 0)
+                print(f"RESULT {result} in step {step}")
+                nccl.ncclCommAbort(comm)
+                return 3
+            assert grouped or buffer.raw == data, f"rank {rank}, step {step}"
+        if grouped:
+            assert nccl.ncclGroupEnd() == 0
+        assert [buffer.raw for buffer in buffers] == buckets, f"rank {rank}, step {step}"
+    assert nccl.ncclCommDestroy(comm) == 0
+    return 0
+
+
+class Group:
+    """Ranks as processes; `without` names ranks that load the fake itself."""
+
+    def __init__(self, size: int = 3, without: tuple[int, ...] = (), extra: dict[int, dict[str, str]] | None = None):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            ranks = []
+            for rank in range(size):
+                env = os.environ | {
+                    "FAKE_NCCL_DIRECTORY": name,
+                    "SPARSECAST_NCCL_REAL": FAKE,
+                    "SPARSECAST_NCCL_MIN_BYTES": "1024",
+                    "SPARSECAST_NCCL_INTERFACE": "lo",
+                    "SPARSECAST_NCCL_MEET_TIMEOUT": "5",
+                    "SPARSECAST_NCCL_TIMEOUT": "10",
+                    "SPARSECAST_NCCL_REPORT": str(folder / f"report.{rank}"),
+                    "LIBRARY": FAKE if rank in without else DROP_IN,
+                }
+                env |= (extra or {}).get(rank, {}) | (extra or {}).get(-1, {})
+                command = [sys.executable, __file__, "rank", str(rank), str(size), name]
+                ranks.append(subprocess.Popen(command, env=env, text=True, stdout=-1, stderr=subprocess.STDOUT))
+            self.output = [rank.communicate(timeout=60)[0] for rank in ranks]
+            self.codes = [rank.returncode for rank in ranks]
+            files = [folder / f"report.{rank}" for rank in range(size)]
+            self.reports = [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+class DropIn(unittest.TestCase):
+    def test_repeated_buckets_are_exact_and_small(self) -> None:
+        group = Group()
+        self.assertEqual(group.codes, [0, 0, 0], group.output)
+        for report in group.reports:
+            self.assertEqual(report["broadcasts"], 3 * 4 + 4 * 4)
+            # Dense: three in the first step, one that grew, one that was added.
+            self.assertEqual(report["sparse"], report["broadcasts"] - 5)
+            self.assertLess(report["sent_bytes"] * 3, report["dense_bytes"])
+        self.assertEqual(group.reports[0]["sent_bytes"], group.reports[2]["sent_bytes"])
+
+    def test_a_recorded_trace_takes_the_bytes_of_packed_deltas(self) -> None:
+        group = Group(extra={-1: {"TRACED": "1"}})
+        self.assertEqual(group.codes, [0, 0, 0], group.output)
+        steps, changes = trace_buckets()
+        dense = sum(map(len, steps[0]))
+        for report in group.reports:
+            self.assertEqual((report["broadcasts"], report["sparse"]), (4 * len(steps), 4 * (len(steps) - 1)))
+            self.assertLess((report["sent_bytes"] - dense) / changes, 1.5)
+        print((group.reports[0]["sent_bytes"] - dense) / changes, "bytes a change")
+
+    def test_a_new_communicator_begins_dense(self) -> None:
+        group = Group(extra={-1: {"AGAIN_AT": "5"}})
+        self.assertEqual(group.codes, [0, 0, 0], group.output)
+        self.assertEqual([report["sparse"] for report in group.reports], [28 - 5 - 4] * 3)
+
+    def test_broadcasts_of_a_group_are_sparse_at_its_end(self) -> None:
+        group = Group(extra={-1: {"GROUPED": "1"}})
+        self.assertEqual(group.codes, [0, 0, 0], group.output)
+        self.assertEqual([report["sparse"] for report in group.reports], [23, 23, 23])
+        # One rank alone calls them in a group.
+        group = Group(extra={1: {"GROUPED": "1"}})
+        self.assertEqual(group.codes, [0, 0, 0], group.output)
+
+    def test_a_rank_without_the_library_makes_all_dense(self) -> None:
+        for rank in (0, 1):
+            group = Group(without=(rank,))
+            self.assertEqual(group.codes, [0, 0, 0], group.output)
+            self.assertEqual(group.reports, [None] * 3)
+            self.assertIn("left to NCCL", group.output[2])
+
+    def test_strict_refuses(self) -> None:
+        group = Group(size=2, without=(0,), extra={1: {"SPARSECAST_NCCL_STRICT": "1", "DIE_AT": "0:0"}})
+        self.assertIn("RESULT 5", group.output[1])
+
+    def test_other_settings_make_all_dense(self) -> None:
+        group = Group(extra={1: {"SPARSECAST_NCCL_MIN_BYTES": "2048"}})
+        self.assertEqual(group.codes, [0, 0, 0], group.output)
+        self.assertEqual(group.reports, [None] * 3)
+
+    def test_the_least_budget_holds(self) -> None:
+        # Room for one of three, then four, buckets, until that has grown.
+        group = Group(extra={2: {"SPARSECAST_NCCL_CACHE_BYTES": str(2 * SIZE + 100)}})
+        self.assertEqual(group.codes, [0, 0, 0], group.output)
+        self.assertEqual({report["broadcasts"] for report in group.reports}, {28})
+        self.assertIn({report["sparse"] for report in group.reports}, ({2}, {7}))
+        group = Group(extra={2: {"SPARSECAST_NCCL_CACHE_BYTES": "0"}})
+        self.assertEqual(group.codes, [0, 0, 0], group.output)
+        self.assertEqual([report["sparse"] for report in group.reports], [0, 0, 0])
+
+    def test_a_killed_rank_is_an_error_on_the_others(self) -> None:
+        for step in (0, 1, 4):
+            for victim in (0, 1):
+                group = Group(extra={victim: {"DIE_AT": f"{victim}:{step}"}})
+                for rank in {0, 1, 2} - {victim}:
+                    self.assertIn(f"RESULT 6 in step {step}", group.output[rank])
+
+    def test_a_flipped_bit_is_an_error_on_all(self) -> None:
+        group = Group(extra={1: {"FAKE_NCCL_FLIP": str(SIZE // 2)}})
+        self.assertIn("RESULT 3", group.output[1])
+        self.assertIn("RESULT 6", group.output[2])
+        self.assertEqual(group.codes, [3, 3, 3], group.output)
+
+    def test_itself_is_not_the_real_library(self) -> None:
+        group = Group(size=1, extra={0: {"SPARSECAST_NCCL_REAL": DROP_IN}})
+        self.assertIn("is the drop-in itself", group.output[0])
+
+    def test_preloaded(self) -> None:
+        group = Group(extra={-1: {"LD_PRELOAD": DROP_IN, "LIBRARY": ""}})
+        self.assertEqual(group.codes, [0, 0, 0], group.output)
+        self.assertGreater(group.reports[1]["sparse"], 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "rank":
+        sys.exit(rank_main(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))
+    DROP_IN, FAKE = sys.argv[1:3]
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
