@@ -10,12 +10,14 @@ instructions, the barriers of a CTA, and the loads and stores of local memory (s
 Instructions are those of the code, not those that run: loops count once. With --run the machine code of detect,
 form_blocks, encode_blocks, decode_blocks and decode_context runs as well, on the host, on random changes of bf16
 weights (scripts/sass): the results are checked, and the instructions that warps issued are printed, a tile of detect, a
-section of form_blocks, a block of the others. That needs numpy and a C++ compiler ($CXX, c++). All needs cuobjdump and nvdisasm of the CUDA
+section of form_blocks, a block of the others. Code that ran for the record of --compare does not run again: it would do
+the same. That needs numpy and a C++ compiler ($CXX, c++). All needs cuobjdump and nvdisasm of the CUDA
 toolkit, or of the wheels nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm in the environment of the Python that runs this;
 exit code 77 without them, and where the record is of another compiler."""
 
 import argparse
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -151,30 +153,48 @@ def differences_executed(before, now, growth):
     return said
 
 
-def execute(cuobjdump, arch, objects):
-    """Runs the kernels of a delta; returns what a unit of each took, or None where numpy or a C++ compiler is missing."""
+def fingerprint(kernels):
+    """Returns a hash of the machine code of {short name: instructions} and of the programs that run it."""
+    found = hashlib.sha256()
+    for path in sorted((pathlib.Path(__file__).parent / "sass").glob("*.*")):
+        found.update(path.read_bytes())
+    for name, instructions in sorted(kernels.items()):
+        found.update(name.encode())
+        for instruction in instructions:
+            found.update(f"{instruction.address:x} {instruction.text}\n".encode())
+    return found.hexdigest()
+
+
+def execute(cuobjdump, arch, objects, ran=None):
+    """Runs the kernels of a delta, unless their fingerprint is `ran`. Returns what a unit of each took and the
+    fingerprint; the first is None where it did not run, both are where numpy or a C++ compiler is missing.
+    """
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     try:
         from sass import context, kernels, listing, machine
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
-        return None
+        return None, None
     if compiler is None:
-        return None
+        return None, None
     code = {}
     for path in objects:
         code.update(listing.parse(dump(cuobjdump, arch, "-sass", path)))
     short = demangle(sorted(code))
+    named = {short[name]: lines for name, lines in code.items()}
+    now = fingerprint(named)
+    if now == ran:
+        print("kernel_cost: not run again: it is the machine code that ran for the record")
+        return None, now
     try:
-        named = {short[name]: lines for name, lines in code.items()}
         costs = kernels.run(named, compiler) | context.run(named, compiler)
     except (kernels.WrongResult, machine.MachineError) as error:
         raise SystemExit(f"kernel_cost: {error}") from error
     print(f"{'executed':34} {'warp instructions':>18} {'barriers':>9} {'lanes':>6}   a unit")
     for name, cost in costs.items():
         print(f"{name:34} {cost['warp_instructions']:18} {cost['barriers']:9} {cost['lanes']:6}")
-    return costs
+    return costs, now
 
 
 def compiler_of(nvcc):
@@ -217,18 +237,20 @@ def main():
     compiler = compiler_of(flags.nvcc)
     costs = measure(cuobjdump, flags.arch, objects)
     print_table(costs)
-    executed = execute(cuobjdump, flags.arch, objects) if flags.run else None
-    if flags.run and executed is None:
+    record = json.loads(flags.compare.read_text(encoding="utf-8")) if flags.compare else {}
+    executed = ran = None
+    if flags.run:
+        executed, ran = execute(cuobjdump, flags.arch, objects, record.get("ran"))
+    if flags.run and ran is None:
         print("kernel_cost: not run: numpy or a C++ compiler is missing")
         return SKIPPED
     if flags.record:
-        record = {"schema": "sparsecast kernel cost 1", "arch": flags.arch, "nvcc": compiler, "kernels": costs}
+        made = {"schema": "sparsecast kernel cost 1", "arch": flags.arch, "nvcc": compiler, "kernels": costs}
         if executed is not None:
-            record["executed"] = executed
-        flags.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            made |= {"ran": ran, "executed": executed}
+        flags.record.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     if not flags.compare:
         return 0
-    record = json.loads(flags.compare.read_text(encoding="utf-8"))
     if (record["arch"], record["nvcc"]) != (flags.arch, compiler):
         print(
             f"kernel_cost: not compared: the record is of nvcc {record['nvcc']} for {record['arch']}, this is {compiler}"

@@ -15,6 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SPEC = importlib.util.spec_from_file_location("kernel_cost", ROOT / "scripts/kernel_cost.py")
 kernel_cost = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(kernel_cost)
+sys.path.insert(0, str(ROOT / "scripts"))
+from sass import listing  # noqa: E402
 
 SASS = """
 Fatbin elf code:
@@ -108,6 +110,18 @@ class Executed(unittest.TestCase):
             kernel_cost.differences_executed(before, grown, 5),
             ["new: it is not in the record", "apply, 1 %: 106.0 warp instructions a unit, 100.0 in the record"],
         )
+
+    def test_the_fingerprint_is_that_of_code_and_its_order_not_of_the_order_of_files(self):
+        add, store = (listing.instruction(16 * i, text) for i, text in enumerate(("IADD3 R0, R1, 0x1, RZ", "EXIT")))
+        known = kernel_cost.fingerprint({"detect": [add, store], "apply": [store]})
+        self.assertEqual(kernel_cost.fingerprint({"apply": [store], "detect": [add, store]}), known)
+        other = listing.instruction(0, "IADD3 R0, R1, 0x2, RZ")
+        for changed in (
+            {"detect": [other, store], "apply": [store]},
+            {"detect": [add], "apply": [store]},
+            {"detected": [add, store], "apply": [store]},
+        ):
+            self.assertNotEqual(kernel_cost.fingerprint(changed), known)
 
 
 class Command(unittest.TestCase):

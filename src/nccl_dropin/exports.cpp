@@ -24,7 +24,7 @@ namespace {
 /// A communicator that was made by ncclCommInitRank or ncclCommInitRankConfig.
 struct Known {
   std::once_flag met;
-  ncclUniqueId id;
+  ncclUniqueId id{};
   int rank = 0;
   int size = 0;
   /// Made in a group, as ranks are that share a thread: a rank that waits would keep the others from coming.

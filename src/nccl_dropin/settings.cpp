@@ -33,7 +33,7 @@ std::uint64_t number_of(const char* variable, std::uint64_t otherwise,
 }
 
 Settings read_settings() {
-  constexpr std::uint64_t kMostSeconds = 7 * 24 * 3600;
+  constexpr std::uint64_t kMostSeconds = std::uint64_t{7} * 24 * 3600;
   Settings read;
   read.min_bytes = number_of("SPARSECAST_NCCL_MIN_BYTES", read.min_bytes);
   read.cache_bytes = number_of("SPARSECAST_NCCL_CACHE_BYTES", read.cache_bytes);

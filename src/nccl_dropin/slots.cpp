@@ -76,9 +76,10 @@ std::size_t size_of(ncclDataType_t type) {
 }
 
 double Sample::agreement(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  constexpr std::uint64_t kWords = kBytes / 2;
   std::size_t equal = 0;
   for (std::size_t i = 0; i + 1 < kBytes; i += 2) equal += std::memcmp(&a[i], &b[i], 2) == 0 ? 1 : 0;
-  return static_cast<double>(equal) / (kBytes / 2);
+  return static_cast<double>(equal) / kWords;
 }
 
 std::optional<std::uint64_t> Slots::nearest(const Shape& shape, const std::vector<std::byte>& sample) const {

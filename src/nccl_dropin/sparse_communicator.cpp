@@ -50,9 +50,9 @@ struct SparseCommunicator::Notice {
   std::uint64_t delta_bytes = 0;
 };
 
-SparseCommunicator::SparseCommunicator(NcclFunctions real, ncclComm_t comm, Meeting meeting, DeviceApi& api, int device,
-                                       std::chrono::milliseconds timeout)
-    : real_(std::move(real)),
+SparseCommunicator::SparseCommunicator(const NcclFunctions& real, ncclComm_t comm, Meeting meeting, DeviceApi& api,
+                                       int device, std::chrono::milliseconds timeout)
+    : real_(real),
       comm_(comm),
       control_(std::move(meeting.control)),
       api_(api),

@@ -25,7 +25,7 @@ namespace sparsecast::dropin {
 class SparseCommunicator {
  public:
   /// Takes a communicator whose ranks have met. `device`: CUDA ordinal, or kHostMemory; `api` is that of its memory.
-  SparseCommunicator(NcclFunctions real, ncclComm_t comm, Meeting meeting, DeviceApi& api, int device,
+  SparseCommunicator(const NcclFunctions& real, ncclComm_t comm, Meeting meeting, DeviceApi& api, int device,
                      std::chrono::milliseconds timeout);
 
   /// Broadcasts like ncclBroadcast. After an error, of which the other ranks are told, every call returns that error,

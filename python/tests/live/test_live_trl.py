@@ -128,27 +128,6 @@ def trainer_of_an_adapter(checkpoint: pathlib.Path, url: str, directory: pathlib
     )
 
 
-def test_grpo_trainer_with_an_adapter_updates_the_server_to_the_merged_weights(
-    checkpoint: pathlib.Path, tmp_path: pathlib.Path, one_thread: None
-) -> None:
-    port = free_port()
-    saved = tmp_path / "saved"
-    with serving(checkpoint, port, tmp_path / "server.log") as url, enable(policy=PATIENT) as enabled:
-        trainer = trainer_of_an_adapter(checkpoint, url, tmp_path, vllm_group_port=free_port())
-        trainer.train()
-        trainer.vllm_generation.sync_weights()
-        assert enabled.last_report is not None and enabled.last_report.version == STEPS + 1
-        updated = probe(url, QUESTIONS)
-        stranger = WeightTransfer(url, policy=PATIENT, first="verify", rename=lambda name: f"policy.{name}")
-        with pytest.raises(SyncError, match="no place for 'policy.*map the trainer's names to the server's"):
-            stranger.send_weights(untrained(tokenizer()).named_parameters())
-    trainer.model.merge_and_unload().to(torch.bfloat16).save_pretrained(saved)
-    tokenizer().save_pretrained(saved)
-    assert not same_weights(checkpoint, saved)
-    with serving(saved, port, tmp_path / "fresh.log") as url:
-        assert probe(url, QUESTIONS) == updated
-
-
 @contextlib.contextmanager
 def following(url: str, log: pathlib.Path, directory: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
     """The command beside the server, which ends by a signal, without an error."""
