@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from conftest import Start
 from live_load import Load, probe, reload
 from live_servers import NO_TLS, LiveServer
 
+from sparsecast.control import Endpoint, take_together
 from sparsecast.torch import Publisher
 from sparsecast.transports import Log
 
@@ -114,6 +116,26 @@ class Scene(Follower):
         """The logprobs of the trainer's weights, saved as a checkpoint and loaded by the stock server itself."""
         reload(self.stock, self.save())
         return probe(self.stock)
+
+    def take_at(self, rule: str) -> None:
+        httpx.post(self.server.url + "/sparsecast/at", json={"at": rule}, timeout=60, verify=NO_TLS).raise_for_status()
+
+    def expect_rules_hold(self) -> None:
+        """Has the server, which serves the newest version, take the next ones by each rule, with requests in flight."""
+        first = self.publisher.version
+        load = Load([self.server], TWO_IN_FLIGHT)
+        with load.running():
+            self.take_at(f"pinned:{first + 1}")
+            self.publish()
+            self.publish()
+            self.until(lambda now: (now["served"], now["newest"]) == (first + 1, first + 2))
+            self.take_at("behind:1")
+            last = self.publish()
+            self.until(lambda now: (now["served"], now["newest"]) == (first + 2, last))
+            self.take_at("told")
+            asyncio.run(take_together([Endpoint("127.0.0.1", self.server.port, kind=self.kind)], last))
+            assert self.status()["served"] == last
+        assert not load.failures and set(load.reasons) <= {"length"}
 
     def close(self) -> None:
         super().close()

@@ -63,6 +63,10 @@ def test_a_server_that_is_told_stages_a_version_and_takes_it_when_it_is_asked_fo
     assert late.status_code == 504 and f"the server is at version {version}" in late.text
 
 
+def test_a_server_is_pinned_lags_and_takes_a_version_together_with_others(scene: Scene) -> None:
+    scene.expect_rules_hold()
+
+
 def test_a_server_that_was_killed_catches_up_by_itself_and_then_follows_under_load(scene: Scene) -> None:
     scene.server.kill()
     for _ in range(3):
