@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -93,6 +94,40 @@ class Follower:
         now = probe(self.server)
         reload(self.server, self.save())
         assert probe(self.server) == now
+
+    def expect_kills_survived(self, **options: Any) -> None:
+        """Kills the server, which takes versions when it is told to and has two workers, while it fetches a version, when
+        it has staged it, while it is told to take it, and when it serves it. Fails unless the server, each time started
+        again on the checkpoint that it began with, comes to the newest version by itself, and at last answers what it
+        answers after loading that version from a checkpoint.
+        """
+        for seconds in (0.1, 0.3):
+            self.publish()
+            time.sleep(seconds)
+            self.start_again(**options)
+        self.publish()
+        self.until(lambda now: all(one["state"] == "staged" for one in now["workers"]))
+        self.start_again(**options)
+        for seconds in (0.002, 0.01, 0.05):
+            version = self.publish()
+            self.until(lambda now: all(one["state"] == "staged" for one in now["workers"]))
+            with contextlib.suppress(httpx.TransportError):
+                httpx.post(self.server.url + "/sparsecast/version", json={"at_least": version}, timeout=seconds)
+            self.start_again(**options)
+        self.start_again(**options)
+        self.forget_caches()
+        now = probe(self.server)
+        reload(self.server, self.save())
+        assert probe(self.server) == now
+
+    def start_again(self, **options: Any) -> None:
+        """Kills the server and starts it again; fails unless all workers come to the newest version."""
+        self.server.kill()
+        self.server = self.follow(port=self.server.port, **options).wait()
+        version = self.publisher.version
+        assert self.reach(version).json() == {"version": version}
+        status = self.until(lambda now: all(one["state"] == "ready" for one in now["workers"]))
+        assert not status["paused"] and all(one["is_whole"] for one in status["workers"])
 
     def forget_caches(self) -> None:
         self.server.post("/flush_cache" if self.kind == "sglang" else "/reset_prefix_cache")

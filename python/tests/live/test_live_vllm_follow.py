@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,19 @@ def test_two_workers_hold_their_parts_of_every_version(start: Start, model: Path
     scene.server = scene.follow(ranks=2, cut=cut, VLLM_SERVER_DEV_MODE="1").wait()
     try:
         scene.expect_two_workers_hold_their_parts()
+    finally:
+        scene.close()
+
+
+@pytest.mark.skipif(
+    "SPARSECAST_LIVE_KILLS" not in os.environ, reason="seven starts of a server: SPARSECAST_LIVE_KILLS=1"
+)
+def test_two_workers_that_were_killed_in_each_phase_come_back(start: Start, model: Path, tmp_path: Path) -> None:
+    scene = Follower(start, model, tmp_path, positions="packed")
+    options = {"ranks": 2, "VLLM_SERVER_DEV_MODE": "1", "SPARSECAST_FOLLOW_AT": "told"}
+    scene.server = scene.follow(**options).wait()
+    try:
+        scene.expect_kills_survived(**options)
     finally:
         scene.close()
 
