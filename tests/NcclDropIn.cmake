@@ -13,4 +13,8 @@ if(TARGET sparsecast_nccl)
   add_test(NAME nccl_dropin COMMAND "${SPARSECAST_TEST_PYTHON}" "${CMAKE_CURRENT_SOURCE_DIR}/nccl_dropin/dropin_test.py"
                                     "$<TARGET_FILE:sparsecast_nccl>" "$<TARGET_FILE:fake_libnccl>")
   set_tests_properties(nccl_dropin PROPERTIES LABELS unit TIMEOUT 500)
+  add_test(NAME nccl_dropin.forward
+           COMMAND "${SPARSECAST_TEST_PYTHON}" "${CMAKE_CURRENT_SOURCE_DIR}/nccl_dropin/forward_test.py"
+                   "$<TARGET_FILE:sparsecast_nccl>" "${NCCL_INCLUDE_DIR}/nccl.h" "${CMAKE_CXX_COMPILER}")
+  set_tests_properties(nccl_dropin.forward PROPERTIES LABELS unit TIMEOUT 300)
 endif()

@@ -3,13 +3,15 @@
 // The functions of NCCL that the drop-in passes on by name. Each is a jump through a table, so it needs no prototype,
 // and functions that are newer than the headers of this build are passed on, too. Before the first call, the entries of
 // the table lead to code that loads the real library and fills the table; an entry that the real library lacks then
-// leads to a function that names it and returns ncclInvalidUsage.
+// leads to a function that names it and returns ncclInvalidUsage, or a text where NCCL's function returns one.
 
 #include <dlfcn.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
+#include <string_view>
 
 #include "nccl_dropin/real_library.hpp"
 #include "sparsecast/error.hpp"
@@ -31,7 +33,7 @@ extern "C" {
 extern void* sparsecast_nccl_table[std::size(kNames)] __attribute__((visibility("hidden")));
 void sparsecast_nccl_absent_entry() __attribute__((visibility("hidden")));
 __attribute__((visibility("hidden"), used)) void sparsecast_nccl_resolve();
-__attribute__((visibility("hidden"), used)) int sparsecast_nccl_absent(unsigned number);
+__attribute__((visibility("hidden"), used)) std::intptr_t sparsecast_nccl_absent(unsigned number);
 
 void sparsecast_nccl_resolve() {
   try {
@@ -47,9 +49,14 @@ void sparsecast_nccl_resolve() {
   }
 }
 
-int sparsecast_nccl_absent(unsigned number) {
+std::intptr_t sparsecast_nccl_absent(unsigned number) {
   std::fprintf(stderr, "sparsecast: the real NCCL has no %s: take a newer one, or another file in %s\n", kNames[number],
                sparsecast::dropin::kRealVariable);
+  // Callers print these, also for the result of a call that has found no real library.
+  const std::string_view name = kNames[number];
+  if (name.ends_with("ncclGetErrorString") || name.ends_with("ncclGetLastError")) {
+    return reinterpret_cast<std::intptr_t>("sparsecast has no real NCCL to ask; standard error has the reason");
+  }
   return ncclInvalidUsage;
 }
 
