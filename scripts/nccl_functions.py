@@ -3,7 +3,7 @@
 """Lists the functions that NCCL libraries export, for src/nccl_dropin/functions.inc.
 
     scripts/nccl_functions.py LIBNCCL... > src/nccl_dropin/functions.inc
-    scripts/nccl_functions.py --check DROP_IN LIBNCCL...     # fails if DROP_IN lacks a function of a LIBNCCL
+    scripts/nccl_functions.py --check DROP_IN LIBNCCL...     # what keeps DROP_IN from standing in for a LIBNCCL
 
 LIBNCCL is libnccl.so.2 of a release, or an nccl.h. The list only grows: pass the releases from the oldest that is
 supported to the newest.
@@ -39,14 +39,38 @@ def functions(path: str) -> set[str]:
     return {s[2].split("@")[0] for s in symbols if len(s) == 3 and s[1] in "TW" and re.match(r"p?nccl[A-Z]", s[2])}
 
 
+def soname(path: str) -> str:
+    """Returns the name by which programs that were linked with a library load it; empty if it has none."""
+    text = subprocess.run(["readelf", "-d", path], check=True, capture_output=True, text=True).stdout
+    found = re.search(r"\(SONAME\).*\[(.*)\]", text)
+    return found[1] if found else ""
+
+
+def versioned(path: str) -> list[str]:
+    """Returns the functions of NCCL that a library exports with a symbol version."""
+    symbols = subprocess.run(["nm", "-D", "--defined-only", path], check=True, capture_output=True, text=True).stdout
+    return re.findall(r"\b(p?nccl[A-Z]\w*@@?\S+)", symbols)
+
+
+def check(drop_in: str, others: list[str]) -> list[str]:
+    """Returns what keeps the drop-in from standing in for libraries, or for those of headers."""
+    have = functions(drop_in)
+    found = [f"{drop_in} lacks {name} of {path}" for path in others for name in sorted(functions(path) - have)]
+    # Programs and libraries that want a version take a symbol without one, but not one with another.
+    found += [f"{drop_in} has a version of {name}, which no NCCL has" for name in versioned(drop_in)]
+    # The loader would take the preloaded file for the real library, which would never be loaded then.
+    if any(soname(drop_in) == soname(path) for path in others if not path.endswith(".h")):
+        found.append(f"{drop_in} has the soname of NCCL, {soname(drop_in)}")
+    return found
+
+
 def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["--check"]:
-        have = functions(arguments[1])
-        missing = {name: path for path in arguments[2:] for name in functions(path) - have}
-        for name, path in sorted(missing.items()):
-            print(f"{arguments[1]} lacks {name} of {path}", file=sys.stderr)
-        return 1 if missing else 0
-    if not arguments:
+    if arguments[:1] == ["--check"] and len(arguments) > 2:
+        found = check(arguments[1], arguments[2:])
+        for line in found:
+            print(line, file=sys.stderr)
+        return 1 if found else 0
+    if not arguments or arguments[0] == "--check":
         print(__doc__, file=sys.stderr)
         return 2
     names = set().union(*(functions(path) for path in arguments)) - set(OWN)

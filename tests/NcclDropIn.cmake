@@ -17,4 +17,13 @@ if(TARGET sparsecast_nccl)
            COMMAND "${SPARSECAST_TEST_PYTHON}" "${CMAKE_CURRENT_SOURCE_DIR}/nccl_dropin/forward_test.py"
                    "$<TARGET_FILE:sparsecast_nccl>" "${NCCL_INCLUDE_DIR}/nccl.h" "${CMAKE_CXX_COMPILER}")
   set_tests_properties(nccl_dropin.forward PROPERTIES LABELS unit TIMEOUT 300)
+  # The released library, where the build has found one beside its header.
+  set(nccl_library "")
+  if(NCCL_LIBRARY)
+    set(nccl_library "${NCCL_LIBRARY}")
+  endif()
+  add_test(NAME nccl_dropin.exports
+           COMMAND "${SPARSECAST_TEST_PYTHON}" "${PROJECT_SOURCE_DIR}/scripts/nccl_functions.py" --check
+                   "$<TARGET_FILE:sparsecast_nccl>" "${NCCL_INCLUDE_DIR}/nccl.h" ${nccl_library})
+  set_tests_properties(nccl_dropin.exports PROPERTIES LABELS unit TIMEOUT 60)
 endif()
