@@ -119,6 +119,7 @@ void meet_once(Known& known, ncclComm_t comm) {
 ncclResult_t remember(ncclResult_t made, ncclComm_t* comm, int size, const ncclUniqueId& id, int rank) {
   if ((made != ncclSuccess && made != ncclInProgress) || *comm == nullptr) return made;
   try {
+    statistics();
     auto known = std::make_shared<Known>();
     known->id = id;
     known->rank = rank;

@@ -5,14 +5,18 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "sparsecast/error.hpp"
 
@@ -44,26 +48,58 @@ Settings read_settings() {
   return read;
 }
 
-/// Writes the line of the statistics into `line`; usable in a signal handler as snprintf of integers is.
-int describe(char* line, std::size_t room) {
-  const Statistics& s = statistics();
-  const std::uint64_t sent = s.sent_bytes;
-  const std::uint64_t tenths = sent == 0 ? 0 : s.dense_bytes * 10 / sent;
-  return std::snprintf(
-      line, room,
-      "sparsecast: %llu broadcasts, %llu of them sparse: %llu bytes sent for %llu dense ones (%llu.%llu "
-      "to 1); %llu ms waiting for ranks, %llu ms encoding, %llu ms receiving and applying\n",
-      static_cast<unsigned long long>(s.broadcasts), static_cast<unsigned long long>(s.sparse),
-      static_cast<unsigned long long>(sent), static_cast<unsigned long long>(s.dense_bytes),
-      static_cast<unsigned long long>(tenths / 10), static_cast<unsigned long long>(tenths % 10),
-      static_cast<unsigned long long>(s.exchange_us / 1000), static_cast<unsigned long long>(s.encode_us / 1000),
-      static_cast<unsigned long long>(s.apply_us / 1000));
+struct Part {
+  const char* name;
+  std::uint64_t microseconds;
+};
+
+/// Returns where the time of all broadcasts went; what is in the first and in no other is NCCL's, and new slots.
+std::array<Part, 5> parts_of(const Statistics& s) {
+  return {{{"total", s.total_us},
+           {"sample", s.sample_us},
+           {"encode", s.encode_us},
+           {"exchange", s.exchange_us},
+           {"apply", s.apply_us}}};
 }
 
+/// Returns the bytes sent as a share of the dense bytes.
+double ratio_of(const Statistics& s) {
+  const std::uint64_t dense = s.dense_bytes;
+  return dense == 0 ? 0 : static_cast<double>(s.sent_bytes) / static_cast<double>(dense);
+}
+
+/// Prints the line of the statistics. Usable in a signal handler: integers are formatted without allocation.
 void print_line() {
-  char line[400];
-  const int length = describe(line, sizeof line);
-  if (length > 0 && write(STDERR_FILENO, line, static_cast<std::size_t>(length)) < 0) return;
+  char line[500];
+  char* end = line;
+  const auto append = [&]<class... Values>(fmt::format_string<Values...> format, Values&&... values) {
+    const auto room = static_cast<std::size_t>(std::end(line) - end);
+    end += std::min(fmt::format_to_n(end, room, format, std::forward<Values>(values)...).size, room);
+  };
+  const Statistics& s = statistics();
+  const auto ratio = static_cast<std::uint64_t>(ratio_of(s) * 1e6);
+  append("sparsecast: {} broadcasts, {} of them sparse: {} bytes sent for {} dense ones, ratio {}.{:06}; seconds:",
+         s.broadcasts.load(), s.sparse.load(), s.sent_bytes.load(), s.dense_bytes.load(), ratio / 1000000,
+         ratio % 1000000);
+  const char* separator = "";
+  for (const Part& part : parts_of(s)) {
+    append("{} {} {}.{:03}", std::exchange(separator, ","), part.name, part.microseconds / 1000000,
+           part.microseconds / 1000 % 1000);
+  }
+  append("\n");
+  if (write(STDERR_FILENO, line, static_cast<std::size_t>(end - line)) < 0) return;
+}
+
+std::string json_of(const Statistics& s) {
+  std::string seconds;
+  for (const Part& part : parts_of(s)) {
+    seconds += fmt::format("{}\"{}\": {:.6f}", seconds.empty() ? "" : ", ", part.name,
+                           static_cast<double>(part.microseconds) / 1e6);
+  }
+  return fmt::format(
+      "{{\"broadcasts\": {}, \"sparse\": {}, \"dense_bytes\": {}, \"sent_bytes\": {}, \"ratio\": {:.6f}, "
+      "\"seconds\": {{{}}}}}\n",
+      s.broadcasts.load(), s.sparse.load(), s.dense_bytes.load(), s.sent_bytes.load(), ratio_of(s), seconds);
 }
 
 /// Prints and writes the statistics when the process ends.
@@ -72,7 +108,11 @@ class Reporter {
   Reporter() {
     struct sigaction now {};
     if (sigaction(SIGUSR1, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) return;
-    now.sa_handler = [](int) { print_line(); };
+    now.sa_handler = [](int) {
+      const int kept = errno;
+      print_line();
+      errno = kept;
+    };
     now.sa_flags = SA_RESTART;
     sigaction(SIGUSR1, &now, nullptr);
   }
@@ -87,12 +127,7 @@ class Reporter {
       std::fprintf(stderr, "sparsecast: SPARSECAST_NCCL_REPORT: %s: %s\n", path, std::strerror(errno));
       return;
     }
-    const std::string json = fmt::format(
-        "{{\"broadcasts\": {}, \"sparse\": {}, \"dense_bytes\": {}, \"sent_bytes\": {}, \"exchange_us\": {}, "
-        "\"encode_us\": {}, \"apply_us\": {}}}\n",
-        s.broadcasts.load(), s.sparse.load(), s.dense_bytes.load(), s.sent_bytes.load(), s.exchange_us.load(),
-        s.encode_us.load(), s.apply_us.load());
-    std::fputs(json.c_str(), file);
+    std::fputs(json_of(s).c_str(), file);
     std::fclose(file);
   }
 };

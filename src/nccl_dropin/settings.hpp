@@ -30,10 +30,13 @@ struct Statistics {
   std::atomic<std::uint64_t> sparse{0};       ///< Those of them that went as deltas.
   std::atomic<std::uint64_t> dense_bytes{0};  ///< What NCCL alone would have sent for all of them.
   std::atomic<std::uint64_t> sent_bytes{0};
+  std::atomic<std::uint64_t> total_us{0};     ///< In those broadcasts; in it are the four below, which share nothing.
+  std::atomic<std::uint64_t> sample_us{0};    ///< On the root: samples of new buffers, and the search for slots.
+  std::atomic<std::uint64_t> encode_us{0};    ///< On the root.
   std::atomic<std::uint64_t> exchange_us{0};  ///< Waiting for the other ranks' notices.
-  std::atomic<std::uint64_t> encode_us{0};
-  std::atomic<std::uint64_t> apply_us{0};  ///< On receivers: arrival, verification and apply.
+  std::atomic<std::uint64_t> apply_us{0};     ///< On receivers: arrival, verification and apply.
 };
+/// Returns the statistics. The first call sees to it that they are printed.
 Statistics& statistics();
 
 /// Adds the time of its life to a counter, in microseconds.

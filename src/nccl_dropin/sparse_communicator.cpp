@@ -77,8 +77,9 @@ ncclResult_t SparseCommunicator::broadcast(const void* from, void* to, const Sha
 }
 
 void SparseCommunicator::run(const void* from, void* to, const Shape& shape, cudaStream_t stream) {
-  const TraceRange<"dropin.broadcast"> range({.version = number_, .bytes = shape.bytes});
   ++number_;
+  const TraceRange<"dropin.broadcast"> range({.version = number_, .bytes = shape.bytes});
+  const Stopwatch watch(statistics().total_us);
   const bool is_root = static_cast<int>(shape.root) == control_->rank();
   Notice notice{number_, shape};
   if (is_root) notice = prepare(from, shape, stream);
@@ -100,10 +101,10 @@ void SparseCommunicator::run(const void* from, void* to, const Shape& shape, cud
   }
 }
 
-SparseCommunicator::Notice SparseCommunicator::prepare(const void* from, const Shape& shape, cudaStream_t stream) {
-  Notice notice{number_, shape};
-  if (shape.bytes < Sample::kBytes) return notice;
-  const Stopwatch watch(statistics().encode_us);
+std::optional<std::uint64_t> SparseCommunicator::nearest_slot(const void* from, const Shape& shape,
+                                                              cudaStream_t stream) {
+  const TraceRange<"dropin.sample"> range({.version = number_, .bytes = shape.bytes});
+  const Stopwatch watch(statistics().sample_us);
   reserve(Sample::kBytes);
   auto* const h_sample = static_cast<std::byte*>(staging_.h_memory.get());
   for (std::uint64_t i = 0; i < Sample::kPieces; ++i) {
@@ -114,7 +115,14 @@ SparseCommunicator::Notice SparseCommunicator::prepare(const void* from, const S
   api_.record(staged_.get(), stream);
   await(staged_);
   sample_.assign(h_sample, h_sample + Sample::kBytes);
-  const auto nearest = slots_.nearest(shape, sample_);
+  return slots_.nearest(shape, sample_);
+}
+
+SparseCommunicator::Notice SparseCommunicator::prepare(const void* from, const Shape& shape, cudaStream_t stream) {
+  Notice notice{number_, shape};
+  if (shape.bytes < Sample::kBytes) return notice;
+  const std::optional<std::uint64_t> nearest = nearest_slot(from, shape, stream);
+  const Stopwatch watch(statistics().encode_us);
   if (!nearest) {
     if (slots_.admits(shape, number_)) {
       notice.way = kFill;
@@ -146,6 +154,7 @@ SparseCommunicator::Notice SparseCommunicator::prepare(const void* from, const S
 }
 
 void SparseCommunicator::exchange(Notice& notice) {
+  const TraceRange<"dropin.exchange"> range({.version = number_});
   const Stopwatch watch(statistics().exchange_us);
   const std::vector<Bytes> all = control_->all_gather(std::as_bytes(std::span(&notice, 1)), deadline_);
   Notice first;
@@ -205,6 +214,7 @@ void SparseCommunicator::send_delta(const Notice& notice, const void* from, void
 }
 
 void SparseCommunicator::receive_delta(const Notice& notice, void* to, cudaStream_t stream) {
+  const TraceRange<"dropin.receive"> range({.version = number_, .bytes = notice.delta_bytes});
   const Stopwatch watch(statistics().apply_us);
   Slot* const slot = slots_.find(notice.slot);
   if (slot == nullptr || notice.delta_bytes > notice.shape.bytes) {

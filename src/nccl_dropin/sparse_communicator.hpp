@@ -46,6 +46,8 @@ class SparseCommunicator {
 
   void run(const void* from, void* to, const Shape& shape, cudaStream_t stream);
   Notice prepare(const void* from, const Shape& shape, cudaStream_t stream);
+  /// Reads the sample of a buffer into sample_, and returns the nearest slot, if one is near enough.
+  std::optional<std::uint64_t> nearest_slot(const void* from, const Shape& shape, cudaStream_t stream);
   void exchange(Notice& notice);
   void fill(const Notice& notice, const void* from, void* to, cudaStream_t stream);
   void send_delta(const Notice& notice, const void* from, void* to, cudaStream_t stream);

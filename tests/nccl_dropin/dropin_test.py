@@ -9,6 +9,8 @@ import ctypes
 import json
 import os
 import random
+import re
+import signal
 import struct
 import subprocess
 import sys
@@ -19,6 +21,10 @@ from pathlib import Path
 
 DROP_IN, FAKE = "", os.environ.get("SPARSECAST_NCCL_REAL", "")
 SIZE = 1 << 16
+LINE = (
+    r"sparsecast: (\d+) broadcasts, (\d+) of them sparse: (\d+) bytes sent for (\d+) dense ones, "
+    r"ratio (\d\.\d+); seconds: (.*)"
+)
 TRACE = Path(__file__).resolve().parents[2] / "testdata" / "trace"
 
 
@@ -97,6 +103,8 @@ def make_communicator(nccl: ctypes.CDLL, rank: int, size: int, id_file: Path) ->
 def rank_main(rank: int, size: int, folder: Path) -> int:
     nccl = ctypes.CDLL(os.environ["LIBRARY"] or None)
     nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
+    if "HANDLES" in os.environ:
+        signal.signal(signal.SIGUSR1, lambda *_: print("HANDLED", flush=True))
     comm = make_communicator(nccl, rank, size, folder / "id")
     if os.environ["LIBRARY"] != FAKE:
         assert nccl.ncclAllReduce() == 5, "the fake has no ncclAllReduce"
@@ -105,6 +113,8 @@ def rank_main(rank: int, size: int, folder: Path) -> int:
     for step, buckets in enumerate(trace_buckets()[0] if traced else versions(8)):
         if os.environ.get("DIE_AT") == f"{rank}:{step}":
             os._exit(9)
+        if str(step) in os.environ.get("SIGNAL_AT", "").split(","):
+            os.kill(os.getpid(), signal.SIGUSR1)
         if os.environ.get("AGAIN_AT") == str(step):
             assert nccl.ncclCommDestroy(comm) == 0
             comm = make_communicator(nccl, rank, size, folder / "id again")
@@ -230,6 +240,37 @@ class DropIn(unittest.TestCase):
         self.assertIn("RESULT 3", group.output[1])
         self.assertIn("RESULT 6", group.output[2])
         self.assertEqual(group.codes, [3, 3, 3], group.output)
+
+    def test_the_report_has_the_ratio_and_the_seconds_of_each_part(self) -> None:
+        group = Group(size=2)
+        self.assertEqual(group.codes, [0, 0], group.output)
+        for rank, (report, output) in enumerate(zip(group.reports, group.output, strict=True)):
+            self.assertAlmostEqual(report["ratio"], report["sent_bytes"] / report["dense_bytes"], places=5)
+            seconds = report["seconds"]
+            self.assertEqual(list(seconds), ["total", "sample", "encode", "exchange", "apply"])
+            self.assertGreaterEqual(seconds["total"] + 1e-3, sum(seconds.values()) - seconds["total"])
+            for part in ("apply",) if rank == 0 else ("sample", "encode"):
+                self.assertEqual(seconds[part], 0, part)
+            line = re.search(LINE, output)
+            self.assertIsNotNone(line, output)
+            figures = ("broadcasts", "sparse", "sent_bytes", "dense_bytes")
+            self.assertEqual([int(line[i]) for i in range(1, 5)], [report[figure] for figure in figures])
+            self.assertAlmostEqual(float(line[5]), report["ratio"], places=5)
+            printed = {name: float(value) for name, value in (one.split() for one in line[6].split(", "))}
+            self.assertEqual(list(printed), list(seconds))
+            for name, value in seconds.items():
+                self.assertAlmostEqual(printed[name], value, delta=0.0011)
+
+    def test_a_signal_prints_the_statistics(self) -> None:
+        group = Group(size=2, extra={-1: {"SIGNAL_AT": "0,4"}})
+        self.assertEqual(group.codes, [0, 0], group.output)
+        for output in group.output:
+            lines = re.findall(LINE, output)
+            self.assertEqual([line[0] for line in lines], ["0", str(3 * 4), str(3 * 4 + 4 * 4)], output)
+        group = Group(size=2, extra={-1: {"SIGNAL_AT": "0,4", "HANDLES": "1"}})
+        self.assertEqual(group.codes, [0, 0], group.output)
+        for output in group.output:
+            self.assertEqual((output.count("HANDLED"), len(re.findall(LINE, output))), (2, 1), output)
 
     def test_itself_is_not_the_real_library(self) -> None:
         group = Group(size=1, extra={0: {"SPARSECAST_NCCL_REAL": DROP_IN}})
