@@ -16,7 +16,7 @@ enum class Better { kLower, kHigher };
 /// One figure of a run.
 struct Measurement {
   std::string name;                  ///< The same in every run that measures the same thing.
-  std::string unit;                  ///< "ms", "B", "B/change", "GB/s".
+  std::string unit;                  ///< "ms", "ns", "B", "B/change", "GB/s".
   double value = 0;                  ///< The median of the samples, unless `statistic` says otherwise.
   std::vector<double> samples = {};  ///< One per round, in their order; empty for figures that have no rounds.
   std::string baseline = {};         ///< Name of the row that `value` is divided by; empty for none.
