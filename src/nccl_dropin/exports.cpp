@@ -27,6 +27,7 @@ struct Known {
   ncclUniqueId id{};
   int rank = 0;
   int size = 0;
+  int device = kHostMemory;  ///< The current one when the communicator was made.
   /// Made in a group, as ranks are that share a thread: a rank that waits would keep the others from coming.
   bool made_in_group = false;
   std::unique_ptr<SparseCommunicator> sparse;  ///< Null: broadcasts are left to NCCL.
@@ -91,6 +92,9 @@ bool has_device() {
   return has;
 }
 
+/// Returns the API of the memory in which buffers are.
+DeviceApi& memory_api() { return has_device() ? cuda_device_api() : host_api(); }
+
 /// Lets the ranks of a communicator meet, once.
 void meet_once(Known& known, ncclComm_t comm) {
   std::call_once(known.met, [&] {
@@ -98,9 +102,8 @@ void meet_once(Known& known, ncclComm_t comm) {
     try {
       Meeting meeting = meet(known.id, known.rank, known.size, settings());
       if (meeting.control != nullptr) {
-        DeviceApi& api = has_device() ? cuda_device_api() : host_api();
-        known.sparse = std::make_unique<SparseCommunicator>(real()->functions, comm, std::move(meeting), api,
-                                                            api.current_device(), settings().timeout);
+        known.sparse = std::make_unique<SparseCommunicator>(real()->functions, comm, std::move(meeting), memory_api(),
+                                                            known.device, settings().timeout);
         return;
       }
       if (settings().strict) known.refusal = ncclInvalidUsage;
@@ -124,6 +127,7 @@ ncclResult_t remember(ncclResult_t made, ncclComm_t* comm, int size, const ncclU
     known->id = id;
     known->rank = rank;
     known->size = size;
+    known->device = memory_api().current_device();
     known->made_in_group = group.depth != 0;
     if (made == ncclSuccess) meet_once(*known, *comm);
     Registry::of_process().add(*comm, std::move(known));
@@ -192,9 +196,9 @@ ncclResult_t run_grouped(std::vector<Grouped> broadcasts) {
   return result;
 }
 
-void forget(ncclComm_t comm) noexcept {
+void forget(ncclComm_t comm, bool aborts) noexcept {
   const std::shared_ptr<Known> known = Registry::of_process().take(comm);
-  if (known != nullptr && known->sparse != nullptr) known->sparse->leave();
+  if (known != nullptr && known->sparse != nullptr) known->sparse->leave(aborts);
 }
 
 }  // namespace
@@ -233,14 +237,14 @@ SPARSECAST_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size
 SPARSECAST_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const RealLibrary* const library = real();
   if (library == nullptr) return ncclInvalidUsage;
-  forget(comm);
+  forget(comm, false);
   return library->functions.comm_destroy(comm);
 }
 
 SPARSECAST_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   const RealLibrary* const library = real();
   if (library == nullptr) return ncclInvalidUsage;
-  forget(comm);
+  forget(comm, true);
   return library->functions.comm_abort(comm);
 }
 

@@ -132,12 +132,16 @@ void make_endpoint(Slot& slot, std::uint64_t fill, bool is_root, int device) {
   const std::vector<TensorRef> memory{ref_to(spec, slot.memory.get(), device)};
   slot.sender.reset();
   slot.receiver.reset();
-  if (is_root) {
-    slot.sender.emplace(table, memory, PublisherOptions{});
-  } else {
-    SubscriberOptions options;
-    options.audit_versions = 0;
-    slot.receiver.emplace(table, memory, options);
+  if (is_root) slot.sender.emplace(table, memory, PublisherOptions{});
+  slot.receiver.emplace(table, memory, SubscriberOptions{});
+}
+
+void require_result(Slot& slot, const Delta& delta) {
+  try {
+    slot.receiver->reset(delta.info.version, delta.result.result_digest);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kDigestMismatch) throw;
+    throw Error(ErrorCode::kDigestMismatch, "bits have flipped in the root's copy of what it has sent before");
   }
 }
 

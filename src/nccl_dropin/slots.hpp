@@ -51,11 +51,13 @@ struct Slot {
   std::shared_ptr<void> memory;     ///< Of shape.bytes, on the device or, without one, on the host.
   std::vector<std::byte> sample;    ///< On the root.
   std::optional<Publisher> sender;  ///< On the root: of `memory`, with a snapshot of its own.
+  /// Applies deltas to `memory`, and knows its digest. On the root it applies none (require_result).
   std::optional<Subscriber> receiver;
   std::shared_ptr<void> copied;  ///< Event behind the last copy out of `memory`, on receivers.
 };
 
-/// The slots of a communicator, by number. A slot counts twice its bytes, which is what the root needs for it.
+/// The slots of a communicator, by number. A slot counts twice its bytes, which is what the root needs for it besides
+/// the scratch memory of its encoder.
 class Slots {
  public:
   explicit Slots(std::uint64_t budget) : budget_(budget) {}
@@ -79,9 +81,13 @@ class Slots {
   std::map<std::uint64_t, Slot> slots_;
 };
 
-/// Makes the endpoint of a slot whose memory has been filled: a sender on the root, a receiver elsewhere. `fill` is a
-/// number that is never used twice in a communicator; it names the stream of the deltas. Reads the memory once.
+/// Makes the endpoints of a slot whose memory has been filled: a receiver, and on the root a sender, too. `fill` is a
+/// number that is never used twice in a communicator; it names the stream of the deltas. Reads the memory for each.
 void make_endpoint(Slot& slot, std::uint64_t fill, bool is_root, int device);
+
+/// Reads the root's memory in full, and throws Error{kDigestMismatch} when its digest is not the one that the delta
+/// leads to: the sender has missed a change, because bits of its snapshot have flipped.
+void require_result(Slot& slot, const Delta& delta);
 
 /// Returns the DeviceApi of a machine without devices, on which buffers are in memory of the host: streams have no
 /// work of their own, and copies are done when the call returns.

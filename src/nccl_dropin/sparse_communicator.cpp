@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <string_view>
 #include <thread>
 
 #include "core/trace.hpp"
@@ -36,6 +37,9 @@ ncclResult_t result_of(const std::exception& failure) {
   }
 }
 
+/// What ranks say that end in good order: they have done their part of every broadcast that has begun everywhere.
+constexpr std::string_view kEnded = "a rank has ended its communicator";
+
 CUevent_st* event_of(const std::shared_ptr<void>& event) { return static_cast<CUevent_st*>(event.get()); }
 
 }  // namespace
@@ -65,6 +69,7 @@ ncclResult_t SparseCommunicator::broadcast(const void* from, void* to, const Sha
   if (failure_ != ncclSuccess) return failure_;
   try {
     deadline_ = std::chrono::steady_clock::now() + timeout_;
+    const DeviceApiGuard guard(api_, device_);  // NCCL, too, takes calls while another device is the current one.
     run(from, to, shape, stream);
     return ncclSuccess;
   } catch (const std::exception& error) {
@@ -74,6 +79,10 @@ ncclResult_t SparseCommunicator::broadcast(const void* from, void* to, const Sha
                number_, shape.bytes, shape.root, error.what());
     return failure_;
   }
+}
+
+void SparseCommunicator::leave(bool aborts) noexcept {
+  control_->abort(aborts ? "a rank has aborted its communicator" : std::string(kEnded));
 }
 
 void SparseCommunicator::run(const void* from, void* to, const Shape& shape, cudaStream_t stream) {
@@ -138,6 +147,7 @@ SparseCommunicator::Notice SparseCommunicator::prepare(const void* from, const S
   api_.record(slot.copied.get(), stream);
   const Delta& delta = slot.sender->publish(event_of(slot.copied));
   if (static_cast<double>(delta.wire_bytes()) > kMostShare * static_cast<double>(shape.bytes)) return notice;
+  require_result(slot, delta);
   notice.way = kDelta;
   notice.delta_bytes = delta.wire_bytes();
   reserve(notice.delta_bytes);
@@ -235,6 +245,7 @@ void SparseCommunicator::receive_delta(const Notice& notice, void* to, cudaStrea
     rest = rest.subspan(bytes);
   }
   slot->receiver->apply({.after = event_of(slot->copied)});
+  slot->receiver->audit();  // The delta has verified what it changes, not the rest of the slot.
   api_.copy_on_device(to, slot->memory.get(), notice.shape.bytes, stream);
   api_.record(slot->copied.get(), stream);
   slot->last_use = number_;
@@ -263,7 +274,8 @@ void SparseCommunicator::await(const std::shared_ptr<void>& event) {
   constexpr int kPausesBetweenChecks = 50;
   for (int pauses = 0; !api_.finished(event.get()); ++pauses) {
     if (pauses % kPausesBetweenChecks == 0) {
-      if (const auto reason = control_->aborted()) throw Error(ErrorCode::kPeerFailed, *reason);
+      const auto reason = control_->aborted();
+      if (reason && !reason->ends_with(kEnded)) throw Error(ErrorCode::kPeerFailed, *reason);
       ncclResult_t state = ncclSuccess;
       if (real_.comm_get_async_error(comm_, &state) != ncclSuccess ||
           (state != ncclSuccess && state != ncclInProgress)) {

@@ -33,8 +33,9 @@ class SparseCommunicator {
   ncclResult_t broadcast(const void* from, void* to, const Shape& shape, cudaStream_t stream);
   /// Returns the error that every call returns; ncclSuccess when there is none. Any thread may call.
   ncclResult_t failure() const noexcept { return failure_; }
-  /// Tells ranks that wait for this one that it ends the communicator.
-  void leave() noexcept { control_->abort("a rank has ended its communicator"); }
+  /// Tells ranks that wait for this one that it ends the communicator. Those that are still in a broadcast whose part
+  /// this rank has done go on, unless it `aborts`.
+  void leave(bool aborts) noexcept;
 
  private:
   struct Notice;
