@@ -27,6 +27,24 @@ if(SPARSECAST_WITH_NCCL AND SPARSECAST_WITH_RENDEZVOUS)
   set_tests_properties(emulated_group.syncs emulated_group.syncs_on_device emulated_group.sharded_syncs
                        emulated_group.a_rank_is_killed PROPERTIES LABELS unit TIMEOUT 200)
 
+  # The drop-in for NCCL without what loads the real library, in whose place the program has a fake.
+  file(GLOB dropin_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/nccl_dropin/*.cpp"
+       "${CMAKE_CURRENT_SOURCE_DIR}/nccl_dropin/emulated/*.cpp")
+  list(FILTER dropin_sources EXCLUDE REGEX "/(forward|real_library)\\.cpp$")
+  add_executable(emulated_dropin_test ${dropin_sources} $<TARGET_OBJECTS:sparsecast_emulated_device>)
+  set_target_properties(emulated_dropin_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+  target_link_libraries(emulated_dropin_test PRIVATE ${emulated_libraries} GTest::gtest)
+  target_include_directories(emulated_dropin_test PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/nccl_dropin/emulated/toolkit")
+  target_compile_definitions(emulated_dropin_test PRIVATE SPARSECAST_HAVE_CUDART=1)
+  foreach(symbol IN ITEMS _ZN10sparsecast15cuda_device_apiEv _ZN10sparsecast14survey_devicesEv
+                          _ZN10sparsecast6dropin13make_endpointERNS0_4SlotEmbi)
+    target_link_options(emulated_dropin_test PRIVATE "-Wl,--wrap=${symbol}")
+  endforeach()
+  sparsecast_record_traces(emulated_dropin_test)
+  sparsecast_compile_quickly(emulated_dropin_test)
+  add_test(NAME emulated_dropin COMMAND emulated_dropin_test)
+  set_tests_properties(emulated_dropin PROPERTIES LABELS unit TIMEOUT 200)
+
   if(TARGET sparsecast_commands)
     sparsecast_add_emulated_program(emulated_cli "${PROJECT_SOURCE_DIR}/tools/main.cpp")
     target_link_libraries(emulated_cli PRIVATE sparsecast_commands)
