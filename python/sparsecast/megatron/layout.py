@@ -20,6 +20,8 @@ from .rules import LAYER_RULES, MODEL_RULES, ParallelState, Parameter, Part
 _OTHER_VALUES = {
     "layernorm_zero_centered_gamma": "keeps norms minus one",
     "rotary_interleaved": "keeps the rows of q and k in another order",
+    "moe_mlp_glu_interleave_size": "keeps blocks of gate and up by turns",
+    "moe_shared_expert_glu_interleave_size": "keeps blocks of gate and up by turns",
 }
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
 
@@ -53,8 +55,9 @@ def megatron_layout(
     ``skip`` (fnmatch; the tensors of multi-token prediction, for example) are in the layout without content.
 
     Raises UnsupportedError naming a parameter without a rule, or whose memory is not plain (DTensors, fp8 parameters of
-    Transformer Engine), or an option under which values differ (zero-centred norms, interleaved rotary embeddings).
-    Raises UsageError naming a parameter whose shape contradicts configuration and parallel state.
+    Transformer Engine), or an option under which values differ (zero-centred norms) or rows lie in another order
+    (interleaved rotary embeddings, interleaved gates). Raises UsageError naming a parameter whose shape contradicts
+    configuration and parallel state.
     """
     for option, why in _OTHER_VALUES.items():
         if getattr(config, option, False):

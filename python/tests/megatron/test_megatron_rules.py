@@ -196,6 +196,9 @@ def test_what_is_not_known_is_refused_by_name() -> None:
     strange = model_of({"self_attention.linear_q_down_proj.weight": numbers(4, 4)})
     with pytest.raises(UnsupportedError, match="linear_q_down_proj.*no rule"):
         megatron_layout(strange, config(), state=state)
+    one_parameter = model_of({"mlp.experts.linear_fc1.weight": numbers(EXPERTS, 2 * WIDTH, HIDDEN)})
+    with pytest.raises(UnsupportedError, match=r"mlp\.experts\.linear_fc1\.weight.*no rule"):
+        megatron_layout(one_parameter, config(), state=state)
     skipped = megatron_layout(strange, config(), state=state, skip=["*q_down_proj*"])
     assert (len(skipped.table), len(skipped.ranks[0].tensors)) == (0, 1)
     with pytest.raises(UsageError, match=r"linear_fc1.weight.*\[30, 8\].*\[32, 8\] is due"):
@@ -207,9 +210,14 @@ def test_what_is_not_known_is_refused_by_name() -> None:
         megatron_layout(model_of({"self_attention.linear_qkv.weight": numbers(32, HIDDEN)}), gated, state=state)
     with pytest.raises(UnsupportedError, match="one after another"):
         megatron_layout(model_of({"mlp.router.weight": numbers(HIDDEN, EXPERTS).t()}), config(), state=state)
-    for option in ("layernorm_zero_centered_gamma", "rotary_interleaved"):
+    for option in (
+        "layernorm_zero_centered_gamma",
+        "rotary_interleaved",
+        "moe_mlp_glu_interleave_size",
+        "moe_shared_expert_glu_interleave_size",
+    ):
         with pytest.raises(UnsupportedError, match=option):
-            megatron_layout(torch.nn.Module(), config(**{option: True}), state=state)
+            megatron_layout(torch.nn.Module(), config(**{option: 32}), state=state)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
