@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPTModel on a CPU cannot show: Transformer Engine's names, grouped experts, errors, the optimizer's shards."""
+"""What a GPTModel on a CPU cannot show: Transformer Engine's names, grouped experts, errors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from bare_models import add, model_of, numbers
+
 from sparsecast.errors import UnsupportedError, UsageError
-from sparsecast.megatron import MIXTRAL, SHARED_EXPERTS, MasterShard, ParallelState, master_shards, megatron_layout
+from sparsecast.megatron import MIXTRAL, SHARED_EXPERTS, ParallelState, megatron_layout
 
 HIDDEN, WIDTH, EXPERTS = 8, 12, 4
 
@@ -33,30 +35,6 @@ def config(**options: Any) -> SimpleNamespace:
     )
 
 
-def add(model: torch.nn.Module, name: str, tensor: torch.Tensor, buffer: bool = False) -> None:
-    """A parameter at this path, with modules on the way."""
-    *path, last = name.split(".")
-    for part in path:
-        if part not in model._modules:
-            model.add_module(part, torch.nn.Module())
-        model = model.get_submodule(part)
-    if buffer:
-        model.register_buffer(last, tensor)
-    else:
-        model.register_parameter(last, torch.nn.Parameter(tensor))
-
-
-def model_of(parameters: dict[str, torch.Tensor], layer_number: int = 3, **buffers: torch.Tensor) -> torch.nn.Module:
-    """A chunk whose one layer is the ``layer_number``-th, counted from 1, of the whole model."""
-    model = torch.nn.Module()
-    for name, tensor in parameters.items():
-        add(model, f"decoder.layers.0.{name}", tensor)
-    for name, tensor in buffers.items():
-        add(model, f"decoder.layers.0.{name.replace('__', '.')}", tensor, buffer=True)
-    model.get_submodule("decoder.layers.0").layer_number = layer_number  # type: ignore[assignment]
-    return model
-
-
 def held(model: Any, state: ParallelState | None = None, naming: Any = None, **options: Any) -> dict[str, Any]:
     """By canonical name the whole tensor, with -1 where this rank holds nothing, from the layout alone."""
     from sparsecast.megatron import LLAMA, megatron_tensors
@@ -70,10 +48,6 @@ def held(model: Any, state: ParallelState | None = None, naming: Any = None, **o
         where = tuple(slice(o, o + e) for o, e in zip(shard.box.offset, shard.box.extent, strict=True))
         whole[names[shard.tensor]][where] = part
     return whole
-
-
-def numbers(*shape: int, first: int = 0) -> torch.Tensor:
-    return torch.arange(first, first + torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
 
 
 @pytest.mark.parametrize("ep", [0, 1])
@@ -218,69 +192,3 @@ def test_what_is_not_known_is_refused_by_name() -> None:
     ):
         with pytest.raises(UnsupportedError, match=option):
             megatron_layout(torch.nn.Module(), config(**{option: 32}), state=state)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_the_optimizers_shards_cut_every_parameter_among_the_data_parallel_ranks(
-    ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the package's own buffers and range maps: all ranks together own every element once."""
-    buffers = pytest.importorskip("megatron.core.distributed.param_and_grad_buffer")
-    optimizers = pytest.importorskip("megatron.core.optimizer.distrib_optimizer")
-    from megatron.core.distributed import DistributedDataParallelConfig
-
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(buffers, "log_on_each_pipeline_stage", lambda *_, **__: None)
-    parameters = {
-        "input_layernorm.weight": numbers(HIDDEN),
-        "mlp.linear_fc1.weight": numbers(32, HIDDEN, first=100),
-        "mlp.linear_fc2.weight": numbers(HIDDEN, 16, first=1000),
-        "self_attention.linear_proj.weight": numbers(HIDDEN, 16, first=2000),
-    }
-    owned: dict[str, list[tuple[int, int]]] = {}
-    for rank in range(ranks):
-        model = model_of({name: tensor.clone() for name, tensor in parameters.items()})
-        group = SimpleNamespace(rank=lambda rank=rank: rank, size=lambda: ranks)
-        buffer = buffers._ParamAndGradBuffer(
-            DistributedDataParallelConfig(use_distributed_optimizer=True),
-            torch.float32,
-            torch.float32,
-            list(model.parameters()),
-            group,
-            300,
-            {parameter: name for name, parameter in model.named_parameters()},
-            1.0,
-            list(range(len(parameters))),
-            False,
-            SimpleNamespace(tp=group, dp_cp=group),
-        )
-        optimizer = SimpleNamespace(gbuf_ranges=[optimizers.DistributedOptimizer._build_gbuf_range_map(buffer)])
-        for of in optimizer.gbuf_ranges[0].values():
-            for bucket in of:
-                for parameter, where in bucket["param_map"].items():
-                    own = where["param"]
-                    parameter.main_param = parameter.detach().view(-1)[own.start : own.end].clone()
-        shards = master_shards(SimpleNamespace(chained_optimizers=[optimizer]), model)
-        assert shards == sorted(shards, key=lambda shard: shard.buffer_begin)
-        for shard in shards:
-            assert isinstance(shard, MasterShard)
-            whole = parameters[shard.parameter.removeprefix("decoder.layers.0.")].flatten()
-            assert shard.master is not None
-            assert torch.equal(shard.master, whole[shard.begin : shard.end])
-            place = slice(shard.buffer_begin, shard.buffer_begin + shard.end - shard.begin)
-            assert torch.equal(buffer.param_data[place], shard.master), "and there the cast will write"
-            owned.setdefault(shard.parameter, []).append((shard.begin, shard.end))
-    for name, tensor in parameters.items():
-        ends = sorted(owned[f"decoder.layers.0.{name}"])
-        assert [begin for begin, _ in ends] == [0, *(end for _, end in ends[:-1])]
-        assert ends[-1][1] == tensor.numel()
-
-
-def test_another_optimizer_or_another_models_parameters_are_refused() -> None:
-    model = model_of({"input_layernorm.weight": numbers(HIDDEN)})
-    with pytest.raises(UnsupportedError, match="SimpleNamespace is not"):
-        master_shards(SimpleNamespace(), model)
-    foreign = torch.nn.Parameter(numbers(5))
-    ranges = [{("f32", "f32"): [{"param_map": {foreign: {}}}]}]
-    with pytest.raises(UnsupportedError, match=r"\[5\].*not the model's"):
-        master_shards(SimpleNamespace(gbuf_ranges=ranges), model)
