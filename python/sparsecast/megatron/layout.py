@@ -54,10 +54,10 @@ def megatron_layout(
     virtual stage V, and their own dtypes, which must be the engine's. Local tensors whose names match a pattern in
     ``skip`` (fnmatch; the tensors of multi-token prediction, for example) are in the layout without content.
 
-    Raises UnsupportedError naming a parameter without a rule, or whose memory is not plain (DTensors, fp8 parameters of
-    Transformer Engine), or an option under which values differ (zero-centred norms) or rows lie in another order
-    (interleaved rotary embeddings, interleaved gates). Raises UsageError naming a parameter whose shape contradicts
-    configuration and parallel state.
+    Raises UnsupportedError naming a parameter without a rule, or of a hybrid model's layers, or whose memory is not
+    plain (DTensors, fp8 parameters of Transformer Engine), or an option under which values differ (zero-centred norms)
+    or rows lie in another order (interleaved rotary embeddings, interleaved gates). Raises UsageError naming a
+    parameter whose shape contradicts configuration and parallel state.
     """
     for option, why in _OTHER_VALUES.items():
         if getattr(config, option, False):
@@ -124,11 +124,16 @@ def _parts(
 ) -> list[Part]:
     """Returns the boxes of Hugging Face tensors that lie in the parameter ``name`` of chunk ``model``, whose local name
     is ``local``. The number of a layer, over all stages, comes from the layer itself. Raises UnsupportedError if no
-    rule knows the parameter.
+    rule knows the parameter, or the model is hybrid.
     """
     in_layer = _LAYER.fullmatch(name)
     prefix = ""
     if in_layer:
+        if hasattr(model.get_submodule("decoder"), "layer_type_list"):
+            raise UnsupportedError(
+                "hybrid models count attention and MLP as layers of their own: their numbers are not the checkpoint's",
+                f"parameter '{local}'",
+            )
         layer: Any = model.get_submodule(f"decoder.layers.{in_layer[1]}")
         prefix = naming.layer.format(layer=layer.layer_number - 1)
     for pattern, rule in LAYER_RULES if in_layer else MODEL_RULES:

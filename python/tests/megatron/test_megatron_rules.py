@@ -175,6 +175,10 @@ def test_what_is_not_known_is_refused_by_name() -> None:
         megatron_layout(one_parameter, config(), state=state)
     skipped = megatron_layout(strange, config(), state=state, skip=["*q_down_proj*"])
     assert (len(skipped.table), len(skipped.ranks[0].tensors)) == (0, 1)
+    hybrid = model_of({"mlp.linear_fc1.weight": numbers(32, HIDDEN)})
+    hybrid.get_submodule("decoder").layer_type_list = ["-"]  # type: ignore[assignment]
+    with pytest.raises(UnsupportedError, match="linear_fc1.*hybrid models count"):
+        megatron_layout(hybrid, config(), state=state)
     with pytest.raises(UsageError, match=r"linear_fc1.weight.*\[30, 8\].*\[32, 8\] is due"):
         megatron_layout(model_of({"mlp.linear_fc1.weight": numbers(30, HIDDEN)}), config(), state=state)
     with pytest.raises(UsageError, match="expert 4 where the configuration puts 4"):
