@@ -210,6 +210,36 @@ class Convert(unittest.TestCase):
         full, _ = layouts.read_safetensors(self.path / "slime-xor/weight_v000002/model.safetensors")
         self.assertEqual(full, {n: (d, list(s), b) for n, (d, s, b) in states[2].items()})
 
+    def test_modelexpress_labels_versions_as_it_likes(self):
+        states = self.chain()
+        shared = self.path / "shared"
+        labels = ["v0", "a1b2c3d4", "12345678"]
+        for version in (1, 2):
+            old, new, pair = states[version - 1], states[version], (labels[version], labels[version - 1])
+            layouts.slime_write(shared / f"v{version}", old, new, version, "xor", "adler32", labels=pair)
+        self.require_back(shared, states)
+        (self.path / "result.safetensors").unlink()
+        first, second = ((shared / f"v{i}").rename(shared / name) for i, name in ((1, "first"), (2, "second")))
+        convert = ["--to", "scd", "--base", self.path / "s0.safetensors", "-o", self.path / "named"]
+        self.run_cli("convert", first, second, *convert)
+        refused = self.run_cli("convert", second, first, *convert, code=3).stderr
+        self.assertIn("leads from version 'v0', but what comes before it is '12345678' [version_gap]", refused)
+
+    def test_a_modelexpress_receiver_reaches_the_state(self):
+        states = self.chain()
+        self.to("modelexpress", "--full-every", 2)
+        directory = self.path / "modelexpress"
+        state, version, base = layouts.slime_apply(directory / "weight_v000001", states[0])
+        self.assertEqual((state, version, base), (states[1], 1, 0), f"seed {self.seed}")
+        index = json.loads((directory / "weight_v000001/model.safetensors.index.json").read_text())
+        self.assertEqual(index["metadata"]["checksum_format"], "adler32")
+        full, _ = layouts.read_safetensors(directory / "weight_v000002/model.safetensors")
+        index = json.loads((directory / "weight_v000002/model.safetensors.index.json").read_text())
+        self.assertEqual(index["weight_map"], dict.fromkeys(full, "model.safetensors"))
+        size = sum(len(data) for _, _, data in full.values())
+        self.assertEqual(index["metadata"], {"total_size": size, "version": "000002"})
+        self.require_back(directory, states)
+
     def test_a_packed_receiver_reaches_the_state(self):
         states = self.chain()
         for form in ("packed-indices", "packed-deltas", "packed-deltas-zstd"):

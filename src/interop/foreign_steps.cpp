@@ -70,14 +70,27 @@ ForeignStep trl_step(FileSystem& fs, const std::string& path) {
   return step;
 }
 
+/// Returns 12 for "v12", which ModelExpress' trainers call a version's directory, and nothing for any other form.
+std::optional<std::uint64_t> version_of_short_name(std::string_view name) {
+  return name.starts_with('v') ? parse_number(name.substr(1)) : std::nullopt;
+}
+
 ForeignStep slime_step(FileSystem& fs, const std::string& path) {
   const slime::Index index = slime::read_index(fs, path);
+  const std::string name = file_name(path);
   ForeignStep step;
   step.family = ForeignFamily::kSlime;
   step.path = path;
   step.full = !index.delta;
-  step.version = index.version ? index.version : slime::version_of_name(file_name(path));
-  step.base_version = index.base_version;
+  step.label = index.version;
+  step.base_label = index.base_version;
+  step.version = version_of_short_name(name);
+  if (step.version) return step;  // The labels may then be random, and one of only digits is no number.
+  step.version = parse_number(index.version);
+  step.base_version = parse_number(index.base_version);
+  if (step.version && step.base_version) return step;
+  step.version = slime::version_of_name(name);
+  step.base_version = std::nullopt;
   return step;
 }
 
@@ -129,7 +142,10 @@ std::vector<ForeignStep> version_directories(FileSystem& fs, const std::string& 
                                              std::optional<ForeignFamily> family) {
   std::map<std::uint64_t, ForeignStep> steps;
   for (const std::string& name : fs.list(path)) {
-    const std::optional<std::uint64_t> version = slime::version_of_name(name);
+    std::optional<std::uint64_t> version = slime::version_of_name(name);
+    if (const std::optional<std::uint64_t> number = version_of_short_name(name)) {
+      if (fs.exists(path + "/" + name + "/" + slime::kIndexName)) version = number;
+    }
     if (version) steps.emplace(*version, version_directory(fs, path + "/" + name, family));
   }
   return in_order(std::move(steps));
@@ -154,7 +170,7 @@ std::vector<ForeignStep> find_foreign_steps(FileSystem& fs, const std::string& p
   if (!trl) steps = version_directories(fs, path, family);
   if (steps.empty() && (trl || !family)) steps = trl_directory(fs, path);
   if (steps.empty()) {
-    throw Error(ErrorCode::kUsage, "there are neither weight_v* directories nor step_*.safetensors", path);
+    throw Error(ErrorCode::kUsage, "there are neither directories weight_v* or v* nor step_*.safetensors", path);
   }
   return steps;
 }

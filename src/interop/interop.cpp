@@ -6,7 +6,6 @@
 #include "checkpoint/checkpoint_apply.hpp"
 #include "checkpoint/streaming_detectors.hpp"
 #include "checkpoint/table_difference.hpp"
-#include "interop/formats/directory_output.hpp"
 #include "interop/formats/packed.hpp"
 #include "interop/formats/patch_store.hpp"
 #include "interop/formats/slime.hpp"
@@ -79,9 +78,7 @@ std::string write_foreign_anchor(FileSystem& fs, const Checkpoint& checkpoint, s
                                  const std::string& directory, ForeignFormat format) {
   if (format == ForeignFormat::kTrl) return write_trl_anchor(fs, checkpoint, version, directory);
   if (format == ForeignFormat::kSlimeXor || format == ForeignFormat::kSlimeOverwrite) {
-    DirectoryOutput output(fs, directory + "/" + slime::version_name(version));
-    write_all_tensors(fs, checkpoint, output.path("model.safetensors"), {{"format", "pt"}});
-    return output.publish();
+    return slime::write_full(fs, checkpoint, version, directory);
   }
   throw Error(ErrorCode::kUsage, fmt::format("'{}' has no full versions", to_string(format)));
 }

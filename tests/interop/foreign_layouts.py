@@ -137,7 +137,9 @@ def tensor_checksum(algorithm, data):
     return xxhash.xxh3_128(data).hexdigest() if algorithm == "xxh3-128" else f"{zlib.adler32(data):08x}"
 
 
-def slime_write(directory, old, new, version, encoding, algorithm="xxh3-128", files=2):
+def slime_write(directory, old, new, version, encoding, algorithm="xxh3-128", files=2, labels=None):
+    """`labels`: what the index calls the version and its base, where that is not their numbers."""
+    label, base_label = labels or (f"{version:06d}", f"{version - 1:06d}")
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True)
     tensors, checksums = [{} for _ in range(files)], [{} for _ in range(files)]
@@ -156,8 +158,8 @@ def slime_write(directory, old, new, version, encoding, algorithm="xxh3-128", fi
     for i in range(files):
         write_safetensors(directory / f"model-{i:05d}-of-{files:05d}.safetensors", tensors[i], checksums[i])
     metadata = {
-        "version": f"{version:06d}",
-        "base_version": f"{version - 1:06d}",
+        "version": label,
+        "base_version": base_label,
         "delta_encoding": encoding,
         "compression_format": "zstd",
         "checksum_format": algorithm,

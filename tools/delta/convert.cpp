@@ -210,7 +210,11 @@ void check_flags(const ConvertFlags& flags, const std::vector<ConvertStep>& step
   }
 }
 
-int run_convert(Console& console, const ConvertFlags& flags) {
+int run_convert(Console& console, ConvertFlags flags) {
+  if (flags.to == "modelexpress") {  // The files of slime, with the only checksum that its receiver takes.
+    flags.to = "slime-xor";
+    flags.checksum = "adler32";
+  }
   const auto began = std::chrono::steady_clock::now();
   require_not_interrupted(console.fs, flags.base);
   const std::vector<ConvertStep> steps =
@@ -240,12 +244,12 @@ AddedCommand add_convert(Parser& app, Console& console) {
       ->capture_default_str()
       ->type_name("FORMAT");
   parser
-      ->add_option(
-          "--to", flags->to,
-          "scd, trl, slime-xor, slime-overwrite, packed-indices, packed-deltas, packed-deltas-zstd, verl, vllm")
+      ->add_option("--to", flags->to,
+                   "scd, trl, slime-xor, slime-overwrite, modelexpress, packed-indices, packed-deltas, "
+                   "packed-deltas-zstd, verl, vllm")
       ->required()
-      ->check(Condition::one_of({"scd", "trl", "slime-xor", "slime-overwrite", "packed-indices", "packed-deltas",
-                                 "packed-deltas-zstd", "verl", "vllm"}))
+      ->check(Condition::one_of({"scd", "trl", "slime-xor", "slime-overwrite", "modelexpress", "packed-indices",
+                                 "packed-deltas", "packed-deltas-zstd", "verl", "vllm"}))
       ->type_name("FORMAT");
   parser->add_option("--base", flags->base, "The checkpoint before the first version")
       ->required()
@@ -257,7 +261,9 @@ AddedCommand add_convert(Parser& app, Console& console) {
                      "Version number of the base; versions up to it are skipped");
   parser->add_option("--stream", flags->stream,
                      "Stream id of deltas, 32 hexadecimal digits; default: from the tensors");
-  parser->add_option("--checksum", flags->checksum, "Checksum in slime's directories: xxh3-128 or adler32")
+  parser
+      ->add_option("--checksum", flags->checksum,
+                   "Checksum in slime's directories: xxh3-128 or adler32 (modelexpress: always)")
       ->check(Condition::one_of({"xxh3-128", "adler32"}))
       ->capture_default_str()
       ->type_name("NAME");

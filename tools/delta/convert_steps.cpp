@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 
+#include "core/utf8.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::tools {
@@ -75,6 +76,7 @@ std::vector<ConvertStep> chain_of(std::vector<ConvertStep> steps, std::optional<
   std::vector<ConvertStep> chain;
   if (steps.empty()) return chain;
   std::uint64_t held = base_version.value_or(first_base(steps.front()));
+  std::string held_label;
   for (ConvertStep& step : steps) {
     if (step.version && *step.version <= held && base_version && chain.empty()) continue;
     const bool full = step.foreign && step.foreign->full;
@@ -87,6 +89,14 @@ std::vector<ConvertStep> chain_of(std::vector<ConvertStep> steps, std::optional<
                               step.version.value_or(held + 1), held),
                   step.path);
     }
+    const ForeignStep foreign = step.foreign.value_or(ForeignStep{});
+    if (!step.base_version && !foreign.base_label.empty() && !held_label.empty() && foreign.base_label != held_label) {
+      throw Error(ErrorCode::kVersionGap,
+                  fmt::format("leads from version '{}', but what comes before it is '{}'", excerpt(foreign.base_label),
+                              excerpt(held_label)),
+                  step.path);
+    }
+    held_label = foreign.label;
     step.base_version = held;
     step.version = step.version.value_or(held + 1);
     held = *step.version;

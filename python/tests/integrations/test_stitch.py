@@ -57,12 +57,16 @@ def test_its_publisher_and_store_take_our_versions_and_ours_reads_them_back(
     assert len(list(back.glob("*.scd"))) == len(directories) == 6
 
 
-def test_a_full_version_of_ours_is_no_anchor_there(stitch: Any, tmp_path: pathlib.Path) -> None:
-    """Its code wants an index with the version also beside a full checkpoint; ours are one file, as slime reads them."""
+def test_a_full_version_of_ours_is_an_anchor_there(stitch: Any, tmp_path: pathlib.Path) -> None:
     written = tmp_path / "written"
     arguments = ["--from", "trl", "--to", "slime-xor", "--base", FIRST, "--base-version", 12, "--full-every", 15]
     convert(*STEPS, *arguments, "-o", written)
-    full = written / "weight_v000015"
-    assert [each.name for each in full.iterdir()] == ["model.safetensors"]
-    with pytest.raises(FileNotFoundError, match="index.json"):
-        stitch.types.VersionManifest.from_hf_index(full, run_id="run")
+    store = stitch.modal_volume.ModalVolumeStore(tmp_path / "store", run_id="run")
+    stitch.publish.claim_run(store, None, "run", boot_version=12)
+    kinds = {}
+    for directory in sorted(written.iterdir()):
+        manifest = store.read_manifest(stitch.publish.publish_version(store, None, str(directory), run_id="run"))
+        kinds[directory.name] = manifest.kind
+        assert {directory / name for name in manifest.files} == set(directory.glob("*.safetensors"))
+    fulls = [name for name, kind in kinds.items() if kind is stitch.types.VersionKind.FULL]
+    assert fulls == ["weight_v000015"] and len(kinds) == 6

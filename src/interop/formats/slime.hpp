@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// slime and miles, deltas on a shared disk: a directory per version, `weight_v{version:06d}`, with model-*.safetensors
-// and model.safetensors.index.json, whose metadata is
+// Deltas on a shared disk or in a bucket, as slime, miles and ModelExpress publish them: a directory per version,
+// `weight_v{version:06d}` or ModelExpress' `v{version}`, with model-*.safetensors and model.safetensors.index.json,
+// whose metadata is
 //
-//     version, base_version            six digits or more
+//     version, base_version            six digits or more; any text from ModelExpress
 //     delta_encoding                   "xor" or "overwrite"; without it the directory is a full checkpoint
 //     compression_format               "zstd"
 //     checksum_format                  "xxh3-128", "blake3" or "adler32"
@@ -42,8 +43,8 @@ inline constexpr const char* kIndexName = "model.safetensors.index.json";
 struct Index {
   /// True if the directory holds a delta, false if it holds a full checkpoint.
   bool delta = false;
-  std::optional<std::uint64_t> version;
-  std::optional<std::uint64_t> base_version;
+  std::string version;       ///< What the index calls the version.
+  std::string base_version;  ///< What the index calls the base.
   std::string encoding;
   std::string checksum;
   std::vector<std::string> tensors;  ///< Names of the tensors that the index lists, sorted.
@@ -69,6 +70,10 @@ void decode_tensor(ConstBytes frame, const std::string& encoding, std::size_t te
 /// checkpoint to which the changes apply. Returns the path of the directory.
 std::string write_delta(FileSystem& fs, const DeltaHeader& header, const TensorPatches& patches, const Checkpoint& base,
                         const std::string& parent, const ForeignWriteOptions& options, WorkDirectory& scratch);
+
+/// Writes all tensors of `checkpoint` as the directory of version number `version` below `parent`: one safetensors file
+/// and an index without `delta_encoding`, for which ModelExpress and Stitch ask. Returns the path of the directory.
+std::string write_full(FileSystem& fs, const Checkpoint& checkpoint, std::uint64_t version, const std::string& parent);
 
 /// Returns the name of the directory of a version: "weight_v000012" for version 12.
 std::string version_name(std::uint64_t version);

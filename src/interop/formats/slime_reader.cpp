@@ -22,15 +22,6 @@ constexpr std::size_t kWindowBytes = std::size_t{1} << 20;
 
 [[noreturn]] void corrupt(const std::string& sentence) { throw Error(ErrorCode::kCorrupt, sentence); }
 
-std::uint64_t parse_version(const std::string& text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc{} || end != text.data() + text.size()) {
-    corrupt(fmt::format("'{}' is no version number", excerpt(text)));
-  }
-  return value;
-}
-
 std::string text_of(const nlohmann::json& metadata, const char* key) {
   const auto found = metadata.find(key);
   if (found == metadata.end() || !found->is_string())
@@ -213,8 +204,8 @@ Index parse_index(const std::string& text) {
   const auto metadata = json.find("metadata");
   if (metadata == json.end() || !metadata->is_object() || !metadata->contains("delta_encoding")) return index;
   index.delta = true;
-  index.version = parse_version(text_of(*metadata, "version"));
-  index.base_version = parse_version(text_of(*metadata, "base_version"));
+  index.version = text_of(*metadata, "version");
+  index.base_version = text_of(*metadata, "base_version");
   index.encoding = text_of(*metadata, "delta_encoding");
   index.checksum = text_of(*metadata, "checksum_format");
   const std::string compression = text_of(*metadata, "compression_format");

@@ -11,6 +11,7 @@
 #include "core/word.hpp"
 #include "interop/formats/directory_output.hpp"
 #include "interop/formats/slime.hpp"
+#include "interop/formats/sparse_files.hpp"
 #include "interop/formats/tensor_checksum.hpp"
 #include "interop/formats/zstd_stream.hpp"
 #include "sparsecast/error.hpp"
@@ -163,6 +164,22 @@ std::string write_delta(FileSystem& fs, const DeltaHeader& header, const TensorP
                                           {"compression_format", "zstd"},
                                           {"checksum_format", options.checksum}}},
                                         {"weight_map", map}};
+  output.write_text(kIndexName, index.dump());
+  return output.publish();
+}
+
+std::string write_full(FileSystem& fs, const Checkpoint& checkpoint, std::uint64_t version, const std::string& parent) {
+  DirectoryOutput output(fs, parent + "/" + version_name(version));
+  const std::string file = "model.safetensors";
+  write_all_tensors(fs, checkpoint, output.path(file), {{"format", "pt"}});
+  std::uint64_t bytes = 0;
+  nlohmann::ordered_json map = nlohmann::ordered_json::object();
+  for (const TensorSpec& spec : checkpoint.table()) {
+    bytes += spec.bytes();
+    map[spec.name] = file;
+  }
+  const nlohmann::ordered_json index = {
+      {"metadata", {{"total_size", bytes}, {"version", fmt::format("{:06d}", version)}}}, {"weight_map", map}};
   output.write_text(kIndexName, index.dump());
   return output.publish();
 }
