@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sparsecast convert` held to other systems' own code: what they read of ours, what we read of theirs.
 
-    tests/interop/packages_check.py SPARSECAST [--vllm DIR] [--verl DIR] [--trl DIR] [--sglang DIR]
+    tests/interop/packages_check.py SPARSECAST [--vllm DIR] [--verl DIR] [--trl DIR] [--sglang DIR] [--modelexpress DIR]
                                     [--slime-receiver FILE] [--slime-publisher FILE] [--nemo-codec FILE]
 
 The directories are unpacked wheels (scripts/interop_packages.sh fetches them); only the modules that matter are imported,
-none of their dependencies but torch and numpy. FILE: a `local_checkpoint.py` and a `disk_delta.py` of a slime or miles
+none of their dependencies but torch and numpy; ModelExpress is imported whole, and stores in an S3 server. FILE: a `local_checkpoint.py` and a `disk_delta.py` of a slime or miles
 checkout, which no package has; and NeMo-RL's weight_transfer_sparse_codec.py, to measure it. Prints a line for each comparison, with processor times
 of all threads.
 """
@@ -15,6 +15,7 @@ import argparse
 import ast
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -29,6 +30,9 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import foreign_layouts as layouts
+
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent))
+import s3_server
 
 TRACE = pathlib.Path(__file__).resolve().parent.parent.parent / "testdata" / "trace"
 TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -199,37 +203,24 @@ class Check:
         base = self.path / "hf"
         base.mkdir()
         layouts.write_safetensors(base / "model.safetensors", self.states[0])
-        for form in ("slime-xor", "slime-overwrite"):
-            for checksum in ("xxh3-128", "adler32"):
-                shared = self.path / f"{form}-{checksum}"
-                self.run(
-                    "convert",
-                    self.path / "ours",
-                    "--to",
-                    form,
-                    "--checksum",
-                    checksum,
-                    "--base",
-                    self.base,
-                    "-o",
-                    shared,
-                )
-                # The receiver's first version is 0, ours 12: it holds the base as that one.
-                local = self.path / f"local-{form}-{checksum}"
-                receiver._reset_checkpoint(str(base), str(local), 12) if (local / ".weight_sync").mkdir(
-                    parents=True
-                ) is None else None
-                for version in self.versions():
-                    began = time.process_time()
-                    receiver.pull(str(local), str(base), str(shared), version)
-                    spent = (time.process_time() - began) * 1000
-                    result, _ = layouts.read_safetensors(local / "model.safetensors")
-                    want = {n: (d, list(s), b) for n, (d, s, b) in self.states[version - 12].items()}
-                    self.require(
-                        result == want,
-                        f"slime's receiver pulls version {version} of our {form} ({checksum})",
-                        pull=spent,
-                    )
+        cases = [(form, check, 0) for form in ("slime-xor", "slime-overwrite") for check in ("xxh3-128", "adler32")]
+        for form, checksum, full_every in [*cases, ("slime-xor", "adler32", 4)]:
+            shared = self.path / f"{form}-{checksum}-{full_every}"
+            more = ["--checksum", checksum, "--full-every", full_every, "--base", self.base, "-o", shared]
+            self.run("convert", self.path / "ours", "--to", form, *more)
+            # The receiver's first version is 0, ours 12: it holds the base as that one.
+            local = self.path / f"local-{shared.name}"
+            (local / ".weight_sync").mkdir(parents=True)
+            receiver._reset_checkpoint(str(base), str(local), 12)
+            for version in self.versions():
+                began = time.process_time()
+                receiver.pull(str(local), str(base), str(shared), version)
+                spent = (time.process_time() - began) * 1000
+                result, _ = layouts.read_safetensors(local / "model.safetensors")
+                want = {n: (d, list(s), b) for n, (d, s, b) in self.states[version - 12].items()}
+                kind = f"full every {full_every}" if full_every else checksum
+                what = f"slime's receiver pulls version {version} of our {form} ({kind})"
+                self.require(result == want, what, pull=spent)
 
     def slime_publisher(self, path):
         publisher = load_module("slime_publisher", path)
@@ -269,6 +260,112 @@ class Check:
                 (directory / "model.safetensors.index.json").write_text(json.dumps(index))
                 print(f"       slime's encoder, {encoding}, version {version}: {len(blob)} bytes, {spent:.2f} ms")
             self.require_back(shared, f"we read what slime's encoder wrote ({encoding})")
+
+    def modelexpress(self, wheel):
+        """Its receiver, up to the checkpoint that an engine reloads, and its publisher; both with its own S3 client."""
+        sys.path.insert(0, str(wheel))
+        with s3_server.S3Server() as server:
+            os.environ.update({name: value for name, value in server.environment.items() if value})
+            from modelexpress_rl.s3 import S3Client
+
+            s3 = S3Client(endpoint_url=server.endpoint, region_name="us-east-1")
+            try:
+                self.modelexpress_receiver(s3)
+                self.modelexpress_publisher(s3)
+            finally:
+                s3.close()
+
+    def modelexpress_receiver(self, s3):
+        from modelexpress_rl.inference import receiver
+        from modelexpress_rl.object_storage import ObjectStorageType
+        from modelexpress_rl.train import WeightPayloadFormat
+
+        seed = self.path / "seed"
+        seed.mkdir()
+        layouts.write_safetensors(seed / "model.safetensors", self.states[0])
+        for full_every in (0, 4):
+            root = f"s3://{s3_server.BUCKET}/ours-{full_every}"
+            out = self.path / f"modelexpress-{full_every}"
+            more = ["--to", "modelexpress", "--base", self.base, "--full-every", full_every, "-o", out]
+            self.run("convert", self.path / "ours", *more)
+            for path in sorted(out.rglob("*.*")):
+                s3.put(uri=f"{root}/{path.relative_to(out)}", data=path.read_bytes())
+            cache = self.path / f"cache-{full_every}"
+            config = receiver.ObjectStorageGeneratorConfig(ObjectStorageType.S3, "000012", seed, cache)
+            local = receiver._LocalCheckpoint(model_name="model", config=config, s3=s3)
+            local.initialize()
+            for version in self.versions():
+                full = full_every != 0 and version % full_every == 0
+                name, base = f"{version:06d}", None if full else f"{version - 1:06d}"
+                form = WeightPayloadFormat.FULL_HF_CHECKPOINT if full else WeightPayloadFormat.XOR_DELTA
+                uri = f"{root}/weight_v{name}/model.safetensors.index.json"
+                began = time.process_time()
+                prepared = local.prepare(receiver._S3Version(name, base, form, uri))
+                spent = (time.process_time() - began) * 1000
+                local.activate(prepared)
+                result, _ = layouts.read_safetensors(prepared.path / "model.safetensors")
+                want = {n: (d, list(s), b) for n, (d, s, b) in self.states[version - 12].items()}
+                kind = "full checkpoint" if full else "delta"
+                self.require(result == want, f"ModelExpress prepares version {version} of our {kind}", prepare=spent)
+
+    def modelexpress_publisher(self, s3):
+        """Labels as its server makes them, directories as its trainers name them, one version a full checkpoint."""
+        import torch.distributed as dist
+        from modelexpress_rl import refit_pb2
+        from modelexpress_rl.object_storage import ObjectStorageType
+        from modelexpress_rl.train.client import ObjectStorageConfig
+        from modelexpress_rl.train.methods.canonical_delta import CanonicalDeltaPublicationMethod
+        from modelexpress_rl.utils import make_tensor_reader
+        from modelexpress_rl.version import WeightVersionRef
+
+        root = f"s3://{s3_server.BUCKET}/theirs"
+        known = {}
+
+        class Catalogue:  # What the publisher asks of the server, which is no part of the package.
+            def GetWeightVersion(self, request, timeout):
+                return refit_pb2.GetWeightVersionResponse(version=known[request.uid])
+
+        def buckets(state):
+            tensors = list(as_tensors(state).items())
+            return [tensors[i : i + 5] for i in range(0, len(tensors), 5)]
+
+        dist.init_process_group("gloo", init_method=f"file://{self.path}/group", rank=0, world_size=1)
+        publisher = CanonicalDeltaPublicationMethod(
+            config=ObjectStorageConfig(ObjectStorageType.S3, root, "v12", self.path / "seed"),
+            model_name="model",
+            service=Catalogue,
+            rpc_timeout_seconds=30,
+            process_group=None,
+            read_seed_tensor=make_tensor_reader(self.path / "seed")[0],
+            s3=s3,
+        )
+        publisher.prepare_base(hf_tensor_iter=buckets(self.states[0]))
+        shared, base = self.path / "theirs", "v12"
+        for version in self.versions():
+            label, uri = f"{version * 0x5DEECE66D % 2**32:08x}", f"{root}/v{version}/model.safetensors.index.json"
+            known[label] = refit_pb2.WeightVersion(uid=label, model_name="model")
+            known[label].object_storage.uri = uri
+            known[label].object_storage.storage_type = refit_pb2.OBJECT_STORAGE_TYPE_S3
+            if version == 16:
+                known[label].payload_format = refit_pb2.WEIGHT_PAYLOAD_FORMAT_FULL_HF_CHECKPOINT
+            else:
+                known[label].payload_format = refit_pb2.WEIGHT_PAYLOAD_FORMAT_XOR_DELTA
+                known[label].base_version_id = base
+            reference, base = WeightVersionRef(label), label
+            began = time.process_time()
+            staged = publisher.stage(version=reference, hf_tensor_iter=buckets(self.states[version - 12]))
+            spent = (time.process_time() - began) * 1000
+            publisher.publish(version=reference, staged=staged)
+            print(
+                f"       ModelExpress publishes version {version}: {staged.wire_bytes} bytes, {spent:.2f} ms to stage"
+            )
+            directory = shared / f"v{version}"
+            directory.mkdir(parents=True)
+            index = s3.get(uri)
+            for name in ("model.safetensors.index.json", *set(json.loads(index)["weight_map"].values())):
+                (directory / name).write_bytes(s3.get(f"{uri.rsplit('/', 1)[0]}/{name}"))
+        dist.destroy_process_group()
+        self.require_back(shared, "we read what ModelExpress published")
 
     def nemo_codec(self, path):
         """Sizes and times only: no direction is converted. Theirs: locations, values, torch.save, zstd level 1."""
@@ -321,7 +418,7 @@ class Check:
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("sparsecast")
-    for name in ("vllm", "verl", "trl", "sglang", "slime-receiver", "slime-publisher", "nemo-codec"):
+    for name in ("vllm", "verl", "trl", "sglang", "modelexpress", "slime-receiver", "slime-publisher", "nemo-codec"):
         parser.add_argument("--" + name, type=pathlib.Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -329,7 +426,7 @@ def main():
         check = Check(options.sparsecast, folder)
         print(f"torch {torch.__version__}, safetensors {safetensors.__version__}, numpy {np.__version__}")
         check.safetensors()
-        for name in ("vllm", "verl", "slime_receiver", "slime_publisher", "nemo_codec"):
+        for name in ("vllm", "verl", "modelexpress", "slime_receiver", "slime_publisher", "nemo_codec"):
             if getattr(options, name):
                 getattr(check, name)(getattr(options, name))
             else:
