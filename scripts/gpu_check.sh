@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # Everything that only a device can show, in one run: builds with device code, runs the device tests, the sanitizers of
-# CUDA, the benchmarks, Nsight Compute on the hot kernels, a group of ranks over NCCL on one GPU, and one over all GPUs
-# where there are several; prints a short table last.
+# CUDA, the benchmarks, Nsight Compute on the hot kernels, a group of ranks over NCCL on one GPU, two more through the
+# drop-in for NCCL, and a group over all GPUs where there are several; prints a short table last.
 #   scripts/gpu_check.sh                     all stages; exit code 0 when every step passed
 #   scripts/gpu_check.sh --stage STAGE       one stage (may be repeated): build, test, python, sanitize, bench,
 #                                            profile, nccl
@@ -164,7 +164,8 @@ stage_build() {
   try "configure for sm_$arch" 120 bash -c configure || return
   # Each for itself: what does not compile, or is not part of the configuration, does not keep the others from being
   # tried.
-  for target in cuda_bench sparsecast_gpu_tests sparsecast_cli gpu_group_test sparsecast_perf sparsecast_tests; do
+  for target in cuda_bench sparsecast_gpu_tests sparsecast_cli gpu_group_test sparsecast_perf sparsecast_tests \
+    sparsecast_nccl; do
     try "build $target" 540 cmake --build "$build" --parallel "$jobs" --target "$target"
   done
 }
@@ -387,6 +388,14 @@ stage_nccl() {
     try "four ranks, trainer and engine of other cuts" 120 "$bin/gpu_group_test" --ranks 4 --kill 0 --sharded 1
     try "a rank is killed, another comes late" 180 "$bin/gpu_group_test" --ranks 4 --kill 1 --memory device "${group[@]}"
   fi
+  local caller drop_in=$build/lib/libsparsecast_nccl.so
+  for caller in torch ctypes; do
+    if [[ -f $drop_in ]]; then
+      try "drop-in, two ranks, $caller" 150 "$python" tests/nccl_dropin/gpu_ranks.py $caller "$drop_in"
+    else
+      record nccl "drop-in, two ranks, $caller" FAIL 0 "sparsecast_nccl is not built; run --stage build"
+    fi
+  done
   if needs sparsecast_perf "sparsecast_perf over NCCL"; then
     local detector
     for detector in snapshot pinned fused; do

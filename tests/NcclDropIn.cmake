@@ -26,4 +26,9 @@ if(TARGET sparsecast_nccl)
            COMMAND "${SPARSECAST_TEST_PYTHON}" "${PROJECT_SOURCE_DIR}/scripts/nccl_functions.py" --check
                    "$<TARGET_FILE:sparsecast_nccl>" "${NCCL_INCLUDE_DIR}/nccl.h" ${nccl_library})
   set_tests_properties(nccl_dropin.exports PROPERTIES LABELS unit TIMEOUT 60)
+  # What gpu_check.sh runs on a GPU, here with tensors on the CPU; skipped where Python has no torch.
+  add_test(NAME nccl_dropin.gpu_ranks
+           COMMAND "${SPARSECAST_TEST_PYTHON}" "${CMAKE_CURRENT_SOURCE_DIR}/nccl_dropin/gpu_ranks.py" ctypes
+                   "$<TARGET_FILE:sparsecast_nccl>" "$<TARGET_FILE:fake_libnccl>")
+  set_tests_properties(nccl_dropin.gpu_ranks PROPERTIES LABELS unit TIMEOUT 200 SKIP_RETURN_CODE 69)
 endif()

@@ -11,6 +11,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -43,6 +44,7 @@ TARGETS = (
     "gpu_group_test",
     "sparsecast_perf",
     "sparsecast_tests",
+    "sparsecast_nccl",
 )
 NVIDIA_SMI = """case "$*" in
   *name,driver*) printf 'name, driver_version, clocks\\nSome GPU, 580.1.2, 1980 MHz\\n' ;;
@@ -63,12 +65,25 @@ class GpuCheck(unittest.TestCase):
         self.program("sparsecast_gpu_tests", SUITES)
         for name in ("sparsecast_tests", "sparsecast", "gpu_group_test", "sparsecast_perf"):
             self.program(name, "exit 0")
+        # The ranks of the drop-in need the torch of the device's machine.
+        self.ranks("exit 0")
+        (self.root / "build" / "lib").mkdir()
+        (self.root / "build" / "lib" / "libsparsecast_nccl.so").touch()
+
+    def ranks(self, body):
+        """Sets what tests/nccl_dropin/gpu_ranks.py does; "$1" is who calls NCCL, "$2" the library."""
+        fake = f'if [[ $1 == */gpu_ranks.py ]]; then shift; {body}; else exec {sys.executable} "$@"; fi'
+        self.program("python", fake, self.path)
 
     def program(self, name, body, directory=None):
         write_program(directory or self.bin, name, body)
 
     def check(self, *arguments, path=None):
-        environment = {**os.environ, "PATH": f"{self.path}:{path or os.environ['PATH']}"}
+        environment = {
+            **os.environ,
+            "PATH": f"{self.path}:{path or os.environ['PATH']}",
+            "PYTHON": str(self.path / "python"),
+        }
         command = [REPOSITORY / "scripts" / "gpu_check.sh", "--build", self.root / "build", "--out", self.out]
         return subprocess.run(
             [*map(str, command), *arguments], env=environment, capture_output=True, text=True, timeout=PATIENCE
@@ -173,6 +188,27 @@ esac""",
         self.assertRegex(self.outcomes()["device tests"][1], "ran past")
         self.assertEqual(self.outcomes()["CPU codec and golden tests"], ("FAIL", "no time left of 21 s"))
         self.assertFalse(pathlib.Path(f"/proc/{pid.read_text().strip()}").exists())
+
+    def test_the_drop_in_runs_as_torch_and_as_vllm_call_nccl(self):
+        self.ranks(
+            """[[ -f $2 && $NCCL_NET == Socket ]] || exit 1
+case $1 in
+  torch) echo started; echo 'torch 2 has no ProcessGroupNCCL'; exit 69 ;;
+  ctypes) echo 'rank 1: no report'; exit 1 ;;
+esac"""
+        )
+        self.assertEqual(self.check("--stage", "nccl").returncode, 1)
+        self.assertEqual(self.outcomes()["drop-in, two ranks, torch"], ("SKIPPED", "torch 2 has no ProcessGroupNCCL"))
+        self.assertEqual(self.outcomes()["drop-in, two ranks, ctypes"], ("FAIL", "exit code 1"))
+        self.assertIn("rank 1: no report", (self.out / "logs.txt").read_text(encoding="utf-8"))
+
+    def test_a_drop_in_that_was_not_built_is_a_failure(self):
+        (self.root / "build" / "lib" / "libsparsecast_nccl.so").unlink()
+        self.assertEqual(self.check("--stage", "nccl").returncode, 1)
+        for caller in ("torch", "ctypes"):
+            outcome = self.outcomes()[f"drop-in, two ranks, {caller}"]
+            self.assertEqual(outcome, ("FAIL", "sparsecast_nccl is not built; run --stage build"))
+        self.assertEqual(self.outcomes()["two ranks, 10 versions"][0], "PASS")
 
     def test_rows_of_other_calls_are_kept(self):
         self.check("--stage", "nccl")
