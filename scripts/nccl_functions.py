@@ -39,11 +39,12 @@ def functions(path: str) -> set[str]:
     return {s[2].split("@")[0] for s in symbols if len(s) == 3 and s[1] in "TW" and re.match(r"p?nccl[A-Z]", s[2])}
 
 
-def soname(path: str) -> str:
-    """Returns the name by which programs that were linked with a library load it; empty if it has none."""
+def dynamic(path: str, tag: str) -> list[str]:
+    """Returns the values of a tag of a library's dynamic section: SONAME is the name by which programs that were linked
+    with the library load it, NEEDED are the libraries that it brings along.
+    """
     text = subprocess.run(["readelf", "-d", path], check=True, capture_output=True, text=True).stdout
-    found = re.search(r"\(SONAME\).*\[(.*)\]", text)
-    return found[1] if found else ""
+    return re.findall(rf"\({tag}\).*\[(.*)\]", text)
 
 
 def versioned(path: str) -> list[str]:
@@ -59,8 +60,10 @@ def check(drop_in: str, others: list[str]) -> list[str]:
     # Programs and libraries that want a version take a symbol without one, but not one with another.
     found += [f"{drop_in} has a version of {name}, which no NCCL has" for name in versioned(drop_in)]
     # The loader would take the preloaded file for the real library, which would never be loaded then.
-    if any(soname(drop_in) == soname(path) for path in others if not path.endswith(".h")):
-        found.append(f"{drop_in} has the soname of NCCL, {soname(drop_in)}")
+    name = dynamic(drop_in, "SONAME")
+    if any(name == dynamic(path, "SONAME") for path in others if not path.endswith(".h")):
+        found.append(f"{drop_in} has the soname of NCCL, {name}")
+    found += [f"{drop_in} needs {name}" for name in dynamic(drop_in, "NEEDED") if re.match("lib(mpi|curl)", name)]
     return found
 
 

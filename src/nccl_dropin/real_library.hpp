@@ -19,7 +19,8 @@ struct RealLibrary {
 
 /// Returns the real library. The first call loads it: the file that SPARSECAST_NCCL_REAL names, an NCCL that the
 /// process has loaded, or one that the loader finds. Throws Error{kUnsupported} when there is none, when it lacks a
-/// function that is needed, or when the file is the drop-in itself; a later call then tries again. Any thread may call.
+/// function that is needed, or when the file is the drop-in itself; a later call then tries again, but functions that
+/// are forwarded by name (forward.cpp) stay absent. Any thread may call.
 const RealLibrary& real_library();
 
 }  // namespace sparsecast::dropin
