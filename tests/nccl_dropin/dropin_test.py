@@ -25,7 +25,8 @@ LINE = (
     r"sparsecast: (\d+) broadcasts, (\d+) of them sparse: (\d+) bytes sent for (\d+) dense ones, "
     r"ratio (\d\.\d+); seconds: (.*)"
 )
-TRACE = Path(__file__).resolve().parents[2] / "testdata" / "trace"
+ROOT = Path(__file__).resolve().parents[2]
+TRACE = ROOT / "testdata" / "trace"
 
 
 class UniqueId(ctypes.Structure):
@@ -217,6 +218,19 @@ class DropIn(unittest.TestCase):
         group = Group(extra={1: {"SPARSECAST_NCCL_MIN_BYTES": "2048"}})
         self.assertEqual(group.codes, [0, 0, 0], group.output)
         self.assertEqual(group.reports, [None] * 3)
+
+    def test_another_version_makes_all_dense(self) -> None:
+        found = re.search(r"VERSION (\d+\.\d+\.\d+)", (ROOT / "CMakeLists.txt").read_text("utf-8"))
+        own, library = f"\0{found[1]}\0".encode(), Path(DROP_IN).read_bytes()
+        self.assertEqual(library.count(own), 1)
+        with tempfile.NamedTemporaryFile(suffix=".so") as other:
+            other.write(library.replace(own, own[:-2] + b"x\0"))
+            other.flush()
+            group = Group(extra={1: {"LIBRARY": other.name}})
+        self.assertEqual(group.codes, [0, 0, 0], group.output)
+        self.assertEqual(group.reports, [None] * 3)
+        for rank in (0, 1, 2):
+            self.assertIn("has another version of the drop-in", group.output[rank])
 
     def test_the_least_budget_holds(self) -> None:
         # Room for one of three, then four, buckets, until that has grown.
