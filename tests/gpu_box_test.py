@@ -203,7 +203,7 @@ exec {EMULATED}/sparsecast_cuda_tests --gtest_filter={FEW[0]}.*""",
             "python",
             f"""case "$*" in
   *pytest*) echo '30 passed' ;;
-  examples/*) exit 0 ;;
+  examples/* | *gpu_ranks.py*) exit 0 ;;
   *'import nvidia.nccl'* | *'import torch'* | *'import vllm'* | *'import sglang'*) exit 1 ;;
   *) exec {PYTHON} "$@" ;;
 esac""",
@@ -223,7 +223,8 @@ esac""",
         for target in (*targets, "sparsecast_tests"):
             program = target.removesuffix("_cli")
             lines.append(f"add_custom_target({target} COMMAND ln -sf {self.programs}/{target} bin/{program})")
-        lines[2] = 'file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/bin")'
+        lines.append("add_custom_target(sparsecast_nccl COMMAND touch lib/libsparsecast_nccl.so)")
+        lines[2] = 'file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/bin" "${CMAKE_BINARY_DIR}/lib")'
         (project / "CMakeLists.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
         self.program(
             "cmake",
