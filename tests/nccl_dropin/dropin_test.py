@@ -106,7 +106,8 @@ def rank_main(rank: int, size: int, folder: Path) -> int:
     nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
     if "HANDLES" in os.environ:
         signal.signal(signal.SIGUSR1, lambda *_: print("HANDLED", flush=True))
-    comm = make_communicator(nccl, rank, size, folder / "id")
+    begin = int(os.environ.get("BEGIN_AT", "-1"))
+    comm = make_communicator(nccl, rank, size, folder / ("id again" if begin >= 0 else "id"))
     if os.environ["LIBRARY"] != FAKE:
         assert nccl.ncclAllReduce() == 5, "the fake has no ncclAllReduce"
     grouped, traced = "GROUPED" in os.environ, "TRACED" in os.environ
@@ -116,7 +117,11 @@ def rank_main(rank: int, size: int, folder: Path) -> int:
             os._exit(9)
         if str(step) in os.environ.get("SIGNAL_AT", "").split(","):
             os.kill(os.getpid(), signal.SIGUSR1)
-        if os.environ.get("AGAIN_AT") == str(step):
+        if step < begin:
+            continue
+        if os.environ.get("AGAIN_AT") == str(step) and step > begin:
+            if os.environ.get("RESTARTED") == str(rank):  # This process goes on as a new one that knows nothing.
+                os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"BEGIN_AT": str(step)})
             assert nccl.ncclCommDestroy(comm) == 0
             comm = make_communicator(nccl, rank, size, folder / "id again")
         buffers = []
@@ -155,15 +160,15 @@ class Group:
                     "SPARSECAST_NCCL_REAL": FAKE,
                     "SPARSECAST_NCCL_MIN_BYTES": "1024",
                     "SPARSECAST_NCCL_INTERFACE": "lo",
-                    "SPARSECAST_NCCL_MEET_TIMEOUT": "5",
-                    "SPARSECAST_NCCL_TIMEOUT": "10",
+                    "SPARSECAST_NCCL_MEET_TIMEOUT": "3" if without else "30",
+                    "SPARSECAST_NCCL_TIMEOUT": "30",
                     "SPARSECAST_NCCL_REPORT": str(folder / f"report.{rank}"),
                     "LIBRARY": FAKE if rank in without else DROP_IN,
                 }
                 env |= (extra or {}).get(rank, {}) | (extra or {}).get(-1, {})
                 command = [sys.executable, __file__, "rank", str(rank), str(size), name]
                 ranks.append(subprocess.Popen(command, env=env, text=True, stdout=-1, stderr=subprocess.STDOUT))
-            self.output = [rank.communicate(timeout=60)[0] for rank in ranks]
+            self.output = [rank.communicate(timeout=150)[0] for rank in ranks]
             self.codes = [rank.returncode for rank in ranks]
             files = [folder / f"report.{rank}" for rank in range(size)]
             self.reports = [json.loads(file.read_text()) if file.exists() else None for file in files]
@@ -194,6 +199,12 @@ class DropIn(unittest.TestCase):
         group = Group(extra={-1: {"AGAIN_AT": "5"}})
         self.assertEqual(group.codes, [0, 0, 0], group.output)
         self.assertEqual([report["sparse"] for report in group.reports], [28 - 5 - 4] * 3)
+
+    def test_a_rank_that_was_restarted_meets_the_others_in_a_new_communicator(self) -> None:
+        group = Group(extra={-1: {"AGAIN_AT": "5", "RESTARTED": "2"}})
+        self.assertEqual(group.codes, [0, 0, 0], group.output)
+        # Of the restarted rank the report has the three steps since, of which the first is dense.
+        self.assertEqual([report["sparse"] for report in group.reports], [28 - 5 - 4, 28 - 5 - 4, 8])
 
     def test_broadcasts_of_a_group_are_sparse_at_its_end(self) -> None:
         group = Group(extra={-1: {"GROUPED": "1"}})
