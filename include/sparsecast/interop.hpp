@@ -138,8 +138,8 @@ struct ForeignStep {
   /// Version number in the files, else in the path; nullopt when neither has one.
   std::optional<std::uint64_t> version;
   std::optional<std::uint64_t> base_version;  ///< Number of the base version in the files; nullopt when they have none.
-  std::string label;       ///< What slime's or ModelExpress' index calls the version; empty without one.
-  std::string base_label;  ///< What the index calls the base.
+  std::string label;       ///< Name of the version in the index of slime or ModelExpress; empty without one.
+  std::string base_label;  ///< Name of the base in that index.
 };
 
 /// Returns the versions at `path` in ascending order. `path` is one version, or a directory of versions. Without

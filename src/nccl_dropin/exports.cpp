@@ -31,7 +31,7 @@ struct Known {
   /// Made in a group, as ranks are that share a thread: a rank that waits would keep the others from coming.
   bool made_in_group = false;
   std::unique_ptr<SparseCommunicator> sparse;  ///< Null: broadcasts are left to NCCL.
-  ncclResult_t refusal = ncclSuccess;          ///< If not ncclSuccess, what large broadcasts return.
+  ncclResult_t refusal = ncclSuccess;          ///< Result of every large broadcast if it is not ncclSuccess.
 };
 
 /// A large broadcast that waits for the end of its group.

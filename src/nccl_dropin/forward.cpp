@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <iterator>
 #include <string_view>
 
@@ -62,6 +61,14 @@ std::intptr_t sparsecast_nccl_absent(unsigned number) {
 
 }  // extern "C"
 
+asm(R"(
+.hidden sparsecast_nccl_table
+.hidden sparsecast_nccl_resolve
+.hidden sparsecast_nccl_absent
+.globl sparsecast_nccl_absent_entry
+.hidden sparsecast_nccl_absent_entry
+)");
+
 // r10 and x17 hold the function's number: the ABI lets a jump between functions change them, and no function of NCCL
 // has arguments in them. No function of NCCL has arguments in floating-point registers.
 #if defined(__x86_64__)
@@ -71,11 +78,6 @@ std::intptr_t sparsecast_nccl_absent(unsigned number) {
   " jmp *sparsecast_nccl_table+8*" number "(%rip)\n.size " name ",.-" name "\n"
 asm(R"(
 .text
-.hidden sparsecast_nccl_table
-.hidden sparsecast_nccl_resolve
-.hidden sparsecast_nccl_absent
-.globl sparsecast_nccl_absent_entry
-.hidden sparsecast_nccl_absent_entry
 .type sparsecast_nccl_absent_entry,@function
 sparsecast_nccl_absent_entry:
  endbr64
@@ -115,11 +117,6 @@ sparsecast_nccl_resolve_entry:
   " br x16\n.size " name ",.-" name "\n"
 asm(R"(
 .text
-.hidden sparsecast_nccl_table
-.hidden sparsecast_nccl_resolve
-.hidden sparsecast_nccl_absent
-.globl sparsecast_nccl_absent_entry
-.hidden sparsecast_nccl_absent_entry
 .type sparsecast_nccl_absent_entry,%function
 sparsecast_nccl_absent_entry:
  hint #34

@@ -44,7 +44,7 @@ std::optional<UniqueId> marked(const ncclUniqueId& id) {
   return pack_unique_id({0, mark.port, mark.secret, mark.host});
 }
 
-/// What a rank says of itself when the ranks have met.
+/// Version and settings of a rank, which all ranks exchange when they have met.
 struct Introduction {
   std::uint64_t version = 0;  ///< Hash of the library's version: other versions may decide otherwise.
   std::uint64_t min_bytes = 0;

@@ -23,7 +23,7 @@ struct Settings {
 /// value.
 const Settings& settings();
 
-/// What the drop-in has done in this process. Printed when the process ends, and on SIGUSR1 unless the process handles
+/// Counters of all broadcasts of this process. Printed when the process ends, and on SIGUSR1 unless the process handles
 /// that signal itself; also written as JSON to the file that SPARSECAST_NCCL_REPORT names when the process ends.
 struct Statistics {
   std::atomic<std::uint64_t> broadcasts{0};   ///< Broadcasts of communicators whose ranks all have the drop-in.

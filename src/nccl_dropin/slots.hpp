@@ -18,7 +18,7 @@
 
 namespace sparsecast::dropin {
 
-/// What a broadcast moves; slots serve broadcasts of the same shape.
+/// Size, type and root of a broadcast. A slot serves broadcasts of one shape.
 struct Shape {
   std::uint64_t bytes = 0;
   std::uint32_t type = 0;  ///< ncclDataType_t

@@ -5,8 +5,8 @@
 
 #include <cstring>
 #include <string_view>
-#include <thread>
 
+#include "core/poll_pause.hpp"
 #include "core/trace.hpp"
 #include "nccl_dropin/settings.hpp"
 
@@ -37,14 +37,16 @@ ncclResult_t result_of(const std::exception& failure) {
   }
 }
 
-/// What ranks say that end in good order: they have done their part of every broadcast that has begun everywhere.
+/// Reason that a rank gives when it destroys its communicator without an error. It has done its part of every broadcast
+/// that all ranks have begun.
 constexpr std::string_view kEnded = "a rank has ended its communicator";
 
 CUevent_st* event_of(const std::shared_ptr<void>& event) { return static_cast<CUevent_st*>(event.get()); }
 
 }  // namespace
 
-/// What each rank says before a broadcast; all but the root leave the last three fields zero.
+/// Message that each rank sends to all others before a broadcast. Ranks other than the root leave the last three fields
+/// zero.
 struct SparseCommunicator::Notice {
   std::uint64_t number = 0;
   Shape shape;
@@ -258,34 +260,39 @@ void SparseCommunicator::call_nccl(const void* from, void* to, std::uint64_t byt
 }
 
 void SparseCommunicator::settle(ncclResult_t result) {
+  PollPause pace;
   while (result == ncclInProgress) {
     if (std::chrono::steady_clock::now() > deadline_) throw Error(ErrorCode::kTimeout, "NCCL's call is in progress");
-    const ncclResult_t asked = real_.comm_get_async_error(comm_, &result);
-    if (asked != ncclSuccess) result = asked;
-    if (result == ncclInProgress) std::this_thread::yield();
+    result = state();
+    if (result == ncclInProgress) pace.pause();
   }
-  if (result != ncclSuccess) {
-    throw Error(ErrorCode::kPeerFailed, fmt::format("NCCL: {}", real_.get_error_string(result)));
-  }
+  check(result);
+}
+
+ncclResult_t SparseCommunicator::state() {
+  ncclResult_t found = ncclSuccess;
+  const ncclResult_t asked = real_.comm_get_async_error(comm_, &found);
+  return asked == ncclSuccess ? found : asked;
+}
+
+void SparseCommunicator::check(ncclResult_t result) {
+  if (result == ncclSuccess || result == ncclInProgress) return;
+  throw Error(ErrorCode::kPeerFailed, fmt::format("NCCL: {}", real_.get_error_string(result)));
 }
 
 void SparseCommunicator::await(const std::shared_ptr<void>& event) {
-  constexpr std::chrono::microseconds kPause{20};
-  constexpr int kPausesBetweenChecks = 50;
-  for (int pauses = 0; !api_.finished(event.get()); ++pauses) {
-    if (pauses % kPausesBetweenChecks == 0) {
+  constexpr int kTurnsBetweenChecks = 16;  // Asking the other ranks costs more than asking for an event.
+  PollPause pace;
+  for (int turn = 0; !api_.finished(event.get()); ++turn) {
+    if (turn % kTurnsBetweenChecks == 0) {
       const auto reason = control_->aborted();
       if (reason && !reason->ends_with(kEnded)) throw Error(ErrorCode::kPeerFailed, *reason);
-      ncclResult_t state = ncclSuccess;
-      if (real_.comm_get_async_error(comm_, &state) != ncclSuccess ||
-          (state != ncclSuccess && state != ncclInProgress)) {
-        throw Error(ErrorCode::kPeerFailed, fmt::format("NCCL: {}", real_.get_error_string(state)));
-      }
+      check(state());
       if (std::chrono::steady_clock::now() > deadline_) {
         throw Error(ErrorCode::kTimeout, "the device has not finished; SPARSECAST_NCCL_TIMEOUT has the deadline");
       }
     }
-    std::this_thread::sleep_for(kPause);
+    pace.pause();
   }
 }
 

@@ -56,6 +56,12 @@ class SparseCommunicator {
   void call_nccl(const void* from, void* to, std::uint64_t bytes, std::uint32_t root, cudaStream_t stream);
   /// Waits while a call of NCCL that has returned `result` is in progress. Throws if it fails.
   void settle(ncclResult_t result);
+  /// Returns the result that NCCL reports for the communicator.
+  ncclResult_t state();
+  /// Throws Error{kPeerFailed} with NCCL's text unless `result` is ncclSuccess or ncclInProgress.
+  void check(ncclResult_t result);
+  /// Waits until the device has reached the event. Ends like a Watchdog's wait, but not because another rank has
+  /// destroyed its communicator: that rank has done its part.
   void await(const std::shared_ptr<void>& event);
   std::shared_ptr<void> new_event();
   std::shared_ptr<void> allocate(std::uint64_t bytes, bool on_host);

@@ -43,8 +43,8 @@ inline constexpr const char* kIndexName = "model.safetensors.index.json";
 struct Index {
   /// True if the directory holds a delta, false if it holds a full checkpoint.
   bool delta = false;
-  std::string version;       ///< What the index calls the version.
-  std::string base_version;  ///< What the index calls the base.
+  std::string version;       ///< Name of the version; six digits or more from slime.
+  std::string base_version;  ///< Name of the base.
   std::string encoding;
   std::string checksum;
   std::vector<std::string> tensors;  ///< Names of the tensors that the index lists, sorted.

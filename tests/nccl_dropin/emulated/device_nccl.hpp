@@ -10,7 +10,7 @@
 
 namespace sparsecast::test {
 
-/// What the fake NCCL, not the drop-in, has done for the calling thread.
+/// Counters of the fake NCCL, not of the drop-in, for the calling thread.
 struct NcclCounts {
   std::uint64_t broadcasts = 0;
   std::uint64_t bytes = 0;     ///< Of these broadcasts.

@@ -57,7 +57,7 @@ class Rank {
   std::unique_ptr<dropin::SparseCommunicator> on_host_;
 };
 
-/// What the drop-in has counted, summed over all ranks.
+/// The drop-in's counters, summed over all ranks.
 struct Counted {
   std::uint64_t broadcasts = 0;
   std::uint64_t sparse = 0;
