@@ -89,14 +89,14 @@ std::vector<ConvertStep> chain_of(std::vector<ConvertStep> steps, std::optional<
                               step.version.value_or(held + 1), held),
                   step.path);
     }
-    const ForeignStep foreign = step.foreign.value_or(ForeignStep{});
-    if (!step.base_version && !foreign.base_label.empty() && !held_label.empty() && foreign.base_label != held_label) {
+    const std::string base_label = step.foreign ? step.foreign->base_label : "";
+    if (!step.base_version && !base_label.empty() && !held_label.empty() && base_label != held_label) {
       throw Error(ErrorCode::kVersionGap,
-                  fmt::format("leads from version '{}', but what comes before it is '{}'", excerpt(foreign.base_label),
+                  fmt::format("leads from version '{}', but what comes before it is '{}'", excerpt(base_label),
                               excerpt(held_label)),
                   step.path);
     }
-    held_label = foreign.label;
+    held_label = step.foreign ? step.foreign->label : "";
     step.base_version = held;
     step.version = step.version.value_or(held + 1);
     held = *step.version;
