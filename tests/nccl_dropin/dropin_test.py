@@ -15,9 +15,10 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 from pathlib import Path
+
+from unique_id import UniqueId, shared_id
 
 DROP_IN, FAKE = "", os.environ.get("SPARSECAST_NCCL_REAL", "")
 SIZE = 1 << 16
@@ -27,10 +28,6 @@ LINE = (
 )
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "testdata" / "trace"
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = [("internal", ctypes.c_byte * 128)]
 
 
 def versions(steps: int) -> list[list[bytes]]:
@@ -83,18 +80,7 @@ def trace_buckets() -> tuple[list[list[bytes]], int]:
 
 
 def make_communicator(nccl: ctypes.CDLL, rank: int, size: int, id_file: Path) -> ctypes.c_void_p:
-    unique, comm = UniqueId(), ctypes.c_void_p()
-    if rank == 0:
-        assert nccl.ncclGetUniqueId(ctypes.byref(unique)) == 0
-        draft = id_file.with_suffix(".draft")
-        draft.write_bytes(bytes(unique))
-        draft.rename(id_file)
-    else:
-        until = time.monotonic() + 30
-        while not id_file.exists():
-            assert time.monotonic() < until, "rank 0 has made no id"
-            time.sleep(0.01)
-        unique = UniqueId.from_buffer_copy(id_file.read_bytes())
+    unique, comm = shared_id(nccl, rank, id_file, 30), ctypes.c_void_p()
     assert nccl.ncclCommInitRank(ctypes.byref(comm), size, unique, rank) == 0
     count = ctypes.c_int()
     assert nccl.ncclCommCount(comm, ctypes.byref(count)) == 0 and count.value == size

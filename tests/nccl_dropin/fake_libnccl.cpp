@@ -5,17 +5,17 @@
 
 #include <nccl.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
-#include <thread>
 
+#include "tests/nccl_dropin/fake_ranks.hpp"
 // In a joint build this file is part of another one, which no target of its own can name.
 #include "tests/support/fake_process_worlds.cpp"  // NOLINT(bugprone-suspicious-include)
 
 using sparsecast::test::Message;
+using sparsecast::test::wait_until;
 using sparsecast::test::World;
 using sparsecast::test::Worlds;
 
@@ -32,18 +32,6 @@ Worlds& worlds() {
   return *made;
 }
 
-constexpr std::chrono::seconds kLongest{30};
-
-template <class Done>
-bool wait_until(const Done& done) {
-  const auto begin = std::chrono::steady_clock::now();
-  while (!done()) {
-    if (std::chrono::steady_clock::now() - begin > kLongest) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-  }
-  return true;
-}
-
 constexpr std::size_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
 
 }  // namespace
@@ -55,16 +43,12 @@ ncclResult_t ncclGetVersion(int* version) {
   return ncclSuccess;
 }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  const std::uint64_t number = worlds().new_id();
-  std::memset(id, 0, sizeof *id);
-  std::memcpy(id->internal, &number, sizeof number);
+  *id = sparsecast::test::id_of(worlds().new_id());
   return ncclSuccess;
 }
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) {
-  std::uint64_t number = 0;
-  std::memcpy(&number, id.internal, sizeof number);
   auto made = std::make_unique<ncclComm>();
-  made->world = worlds().of(number, size);
+  made->world = worlds().of(sparsecast::test::world_of(id), size);
   made->rank = rank;
   made->world->join(rank);
   if (!wait_until([&] { return made->world->all_joined(); })) return ncclRemoteError;

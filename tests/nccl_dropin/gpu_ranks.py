@@ -24,6 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from unique_id import UniqueId, shared_id
+
 REFUSED = 69
 SIZE, STEPS, BUCKETS, WEIGHTS = 2, 5, 3, 4 << 20
 SECONDS = 120
@@ -40,10 +42,6 @@ NCCL = {
     "NCCL_MAX_CTAS": "4",
     "NCCL_DEBUG": "WARN",
 }
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = [("internal", ctypes.c_byte * 128)]
 
 
 def refuse(why: str) -> int:
@@ -88,17 +86,7 @@ def ctypes_broadcast(
         if result != 0:
             raise RuntimeError(f"NCCL: {nccl.ncclGetErrorString(result).decode()}")
 
-    unique, comm = UniqueId(), ctypes.c_void_p()
-    file = folder / "id"
-    if rank == 0:
-        check(nccl.ncclGetUniqueId(ctypes.byref(unique)))
-        file.with_suffix(".draft").write_bytes(bytes(unique))
-        file.with_suffix(".draft").rename(file)
-    until = time.monotonic() + SECONDS
-    while not file.exists():
-        assert time.monotonic() < until, "rank 0 has made no id"
-        time.sleep(0.01)
-    unique = UniqueId.from_buffer_copy(file.read_bytes())
+    unique, comm = shared_id(nccl, rank, folder / "id", SECONDS), ctypes.c_void_p()
     if on_device:
         torch.cuda.set_device(0)
     stream = torch.cuda.Stream() if on_device else None

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nccl_dropin/emulated/device_nccl.hpp"
 
-#include <chrono>
-#include <cstring>
 #include <deque>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <utility>
 
+#include "nccl_dropin/fake_ranks.hpp"
 #include "nccl_dropin/real_library.hpp"
 #include "tests/support/fake_world.hpp"
 
@@ -42,29 +40,14 @@ Worlds& worlds() {
   return *made;
 }
 
-template <class Done>
-bool wait_until(const Done& done) {
-  constexpr std::chrono::seconds kLongest{30};
-  const auto end = std::chrono::steady_clock::now() + kLongest;
-  while (!done()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  }
-  return true;
-}
-
 ncclResult_t get_unique_id(ncclUniqueId* id) {
-  const std::uint64_t number = worlds().new_id();
-  std::memset(id, 0, sizeof *id);
-  std::memcpy(id->internal, &number, sizeof number);
+  *id = id_of(worlds().new_id());
   return ncclSuccess;
 }
 
 ncclResult_t init_config(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
-  std::uint64_t number = 0;
-  std::memcpy(&number, id.internal, sizeof number);
   auto made = std::make_unique<ncclComm>();
-  made->world = worlds().of(number, size);
+  made->world = worlds().of(world_of(id), size);
   made->rank = rank;
   made->world->join(rank);
   const bool blocks = config == nullptr || config->blocking != 0;
