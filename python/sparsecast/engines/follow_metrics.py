@@ -58,7 +58,7 @@ class _Status:
             yield counter
         states = GaugeMetricFamily("sparsecast_follow_state", "1 for its state", labels=["replica", "rank", "state"])
         for worker in workers:
-            for state in get_args(State):
+            for state in (*get_args(State), "asleep"):
                 place = [str(worker["replica"]), str(worker["rank"]), state]
                 states.add_metric(place, float(worker["state"] == state))
         yield states

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of an engine that follow a delta log together: what each of them holds, and the channel between them."""
+"""The ranks of an engine that follow a delta log together: what each of them holds, and how they meet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from sparsecast.engines.log_receiver import Ranks
 from sparsecast.engines.trace.dtypes import TORCH_DTYPES
 from sparsecast.engines.trace.memory import host_memory, seen_by
 from sparsecast.torch.layouts import collective_device, gather_layout
@@ -25,11 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FollowedPart:
-    """One rank's part in following a delta log with the other ranks of its engine: the tensors of this rank, and the
-    channel and layout that all ranks share.
-    """
+    """One rank's part in following a delta log with the other ranks of its engine."""
 
-    ranks: Ranks
+    layout: Layout
+    """Layout of the whole engine, the same on all ranks."""
     tensors: list[Memory]
     """Memory of the rank's local tensors, in the order of the layout."""
     unused: dict[str, torch.Tensor]
@@ -38,14 +36,12 @@ class FollowedPart:
     """
 
 
-def followed_part(traced: TracedLoader, group: ProcessGroup, timeout: float) -> FollowedPart:
-    """Returns this rank's part in following a log: memory for the tensors in `traced`, and the channel and layout of
-    all ranks of `group`. Collective over the group, whose ranks must have traced the same table of canonical tensors.
-    Raises DeadlineError if not all ranks meet within `timeout` seconds.
+def followed_part(traced: TracedLoader, group: ProcessGroup) -> FollowedPart:
+    """Returns this rank's part in following a log: memory for the tensors in `traced`, and the layout of all ranks of
+    `group`. Collective over the group, whose ranks must have traced the same table of canonical tensors.
     """
     own, tensors, unused = _with_unused(traced, group)
-    layout = gather_layout(own, group)
-    return FollowedPart(Ranks(_meet(group, timeout), layout), tensors, unused)
+    return FollowedPart(gather_layout(own, group), tensors, unused)
 
 
 def _with_unused(traced: TracedLoader, group: ProcessGroup) -> tuple[Layout, list[Memory], dict[str, torch.Tensor]]:
@@ -73,8 +69,8 @@ def _with_unused(traced: TracedLoader, group: ProcessGroup) -> tuple[Layout, lis
     return Layout(own.table, [RankLayout(locals_, shards, rank.node)], own.ties), tensors, unused
 
 
-def _meet(group: ProcessGroup, timeout: float) -> ControlChannel:
-    """Returns a channel between the ranks of the group, over TCP. Raises DeadlineError if not all ranks meet within
+def meet_ranks(group: ProcessGroup, timeout: float) -> ControlChannel:
+    """Returns a channel between the ranks of the group, over TCP. Collective over the group. Raises DeadlineError if not all ranks meet within
     `timeout` seconds.
     """
     from sparsecast import meet

@@ -114,6 +114,8 @@ class LogFollowing:
         version is at most so many versions behind the log.
         """
         status = await self.ask()
+        if any(worker["state"] == "asleep" for worker in self._workers):
+            return "the memory of the weights is released"
         if self._served is None or self._paused_at is not None or not self._is_whole():
             return str(status["error"]) or "no version is served yet"
         if max_lag is None:

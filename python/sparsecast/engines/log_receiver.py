@@ -61,8 +61,10 @@ class LogReceiver:
     tensors of this rank in the layout, in its order. The caller must not move them.
 
     After every write, `recomputations` bring up to date the tensors that the engine computes from its weights. `guard`
-    raises UsageError once a weight of the model has moved to other memory; nothing is written then. `start` begins the
-    thread that follows the log and looks for news every `interval` seconds.
+    raises UsageError once a weight of the model has moved to other memory; nothing is written then. `is_whole` says
+    whether the weights are those of some version before the first look at the log; if not, the server must not generate
+    until `status` says that they are. `start` begins the thread that follows the log and looks for news every `interval`
+    seconds.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class LogReceiver:
         interval: float = 1.0,
         recomputations: Sequence[Recomputation] = (),
         guard: Callable[[], None] | None = None,
+        is_whole: bool = True,
     ) -> None:
         if not log.state:
             raise UsageError("a reader of a log needs Log(state=...): a directory of its own")
@@ -94,7 +97,7 @@ class LogReceiver:
         self._changed = threading.Condition()  # Guards all fields below.
         self._state: State = "unproven"
         self._version: int | None = None
-        self._is_whole = True
+        self._is_whole = is_whole or self._rank > 0  # Rank 0 finds out which version the parts of all ranks are of.
         self._not_computed = ""  # Why derived tensors are not those of the weights.
         self._is_writing = False
         self._writes = 0  # Writes of the weights that have ended.
@@ -152,6 +155,11 @@ class LogReceiver:
                 "pause_seconds": self._pause_seconds,
                 "error": self._not_computed or self._error,
             }
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread that follows the log runs. It may read the weights."""
+        return self._thread.is_alive()
 
     # -- for the engine's thread ---------------------------------------------------------------------------------
 
@@ -429,10 +437,11 @@ class LogReceiver:
         the thread that follows.
         """
         follower = self._follower
-        if follower is not None and follower.version is not None:
-            self._version = follower.version
         writer = follower or self._engine_rank
-        self._is_whole = writer is None or not writer.dirty
+        if follower is not None and follower.version is not None:
+            self._version, self._is_whole = follower.version, not follower.dirty
+        elif writer is not None:
+            self._is_whole = self._is_whole and not writer.dirty if self._rank == 0 else not writer.dirty
 
     def _stop(self, error: str) -> None:
         self._error = error

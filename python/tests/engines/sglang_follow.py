@@ -7,12 +7,17 @@ import asyncio
 import json
 import os
 import time
+import unittest.mock
 from types import SimpleNamespace
 from typing import Any
 
-from sparsecast.engines.sglang import plugin
+import torch
+
+from sparsecast.engines import worker_follower
+from sparsecast.engines.sglang import follow_worker, plugin
 from sparsecast.engines.sglang.follow_worker import follower_of
 from sparsecast.engines.sglang.led_engine import SglangEngine, lead_server
+from sparsecast.engines.trace.slots import slots
 from sparsecast.errors import DirtyError, UsageError
 
 SECONDS = 120.0
@@ -33,8 +38,8 @@ def step(rank: Any, phase: str) -> Any:
 
 
 def follow(rank: Any, variables: dict[str, str], memory_saver: bool = False) -> Any:
-    """The status of a new follower of a scheduler with these variables in its environment, in a server with this option;
-    one that there was ends.
+    """The status of a new follower of a scheduler with these variables in its environment, in a server with this option
+    and two stages; one that there was ends.
     """
     from sglang.srt.runtime_context import get_exec
 
@@ -42,15 +47,18 @@ def follow(rank: Any, variables: dict[str, str], memory_saver: bool = False) -> 
     for name in [name for name in os.environ if name.startswith("SPARSECAST_FOLLOW")]:
         del os.environ[name]
     os.environ.update({f"SPARSECAST_{name}": value for name, value in variables.items()})
-    with get_exec().features.override(enable_memory_saver=memory_saver):
+    stages = SimpleNamespace(pp_size=2 if memory_saver else 1)
+    with (
+        get_exec().features.override(enable_memory_saver=memory_saver),
+        unittest.mock.patch.object(follow_worker, "get_parallel", lambda: stages),
+    ):
         return step(rank, "follow")
 
 
 def end(rank: Any) -> None:
     follower = follower_of(rank.worker.model_runner)
     if follower is not None:
-        if follower._receiver is not None:
-            follower._receiver.close(SECONDS)
+        follower.sleep(loses_weights=False)
         rank.worker.model_runner._sparsecast_follower = None
 
 
@@ -72,9 +80,45 @@ def apply(rank: Any) -> dict[str, Any]:
     return dict(step(rank, "follow_apply"))
 
 
+class LossyMemory:
+    """A memory saver that gives the weights' memory back without its content, nor that of what SGLang has computed."""
+
+    def __init__(self, rank: Any, derived: list[str]) -> None:
+        self._model, self._derived = rank.worker.model_runner.model, derived
+
+    def pause(self, tag: str) -> None:
+        for slot in slots(self._model):
+            if tag == "weights" and (slot.name in self._derived or isinstance(slot.tensor, torch.nn.Parameter)):
+                slot.data.untyped_storage().fill_(0x2A)
+
+    def resume(self, tag: str) -> None: ...
+
+
+def release(rank: Any) -> str:
+    """The state of this rank's follower after `/release_memory_occupation`."""
+    from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
+    from sglang.srt.runtime_context import get_exec
+
+    follower = follower_of(rank.worker.model_runner)
+    rank.scheduler._engine_paused = False  # Of a test before.
+    rank.manager.memory_saver_adapter = LossyMemory(rank, follower.status()["derived"])  # type: ignore[union-attr]
+    with get_exec().features.override(enable_memory_saver=True):
+        rank.manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=["weights"]))
+    return str(follower.status()["state"])  # type: ignore[union-attr]
+
+
+def resume(rank: Any, seconds: float) -> dict[str, Any]:
+    """The status after `/resume_memory_occupation`, which gives up after so many seconds."""
+    from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
+
+    worker_follower._WAKE_SECONDS = seconds
+    rank.manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=["weights"]))
+    return dict(follower_of(rank.worker.model_runner).status())  # type: ignore[union-attr]
+
+
 def fail_to_compute(rank: Any) -> None:
     """The next time that SGLang computes what it derives from its weights fails."""
-    recomputation = follower_of(rank.worker.model_runner)._recomputations[0]  # type: ignore[union-attr]
+    recomputation = follower_of(rank.worker.model_runner)._model.recomputations[0]  # type: ignore[union-attr]
 
     def run() -> None:
         del recomputation.run

@@ -82,7 +82,7 @@ def refusal(scene: Scene, *options: Any, **variables: str) -> str:
 
 @only_qwen2
 def test_what_cannot_follow_is_refused_with_the_cure(scene: Scene) -> None:
-    assert "--enable-memory-saver" in refusal(scene, True)
+    assert "--enable-memory-saver with --pp-size" in refusal(scene, True)
     lock = lock_state(Log("/log", state=scene.folder / "used" / "replica-0"))
     words = refusal(scene, FOLLOW_STATE=str(scene.folder / "used"))
     os.close(lock)
@@ -164,6 +164,29 @@ def test_nothing_is_generated_until_a_version_has_repaired_weights_of_none(scene
     assert scene.differences() == [] and scene.engine.call("weight_version") == [str(version)]
 
 
+def sleep_and_wake(scene: Scene, ranks: int) -> None:
+    """Releases the memory of the weights, which lose their content; a version is published meanwhile."""
+    assert scene.engine.call("following", "release") == ["asleep"] * ranks
+    version = scene.publish()
+    woken = scene.engine.call("following", "resume", 60.0)
+    assert all(status["is_whole"] for status in woken) and woken[0]["version"] >= version - 1
+    assert scene.engine.call("engine_paused") == [False] * ranks
+    if woken[0]["version"] < version:
+        assert scene.do("apply")["version"] == version
+    assert scene.differences() == []
+
+
+def test_a_server_that_released_its_memory_comes_to_the_newest_version(scene: Scene) -> None:
+    sleep_and_wake(scene, ranks=1)
+    (scene.folder / "log").rename(scene.folder / "away")
+    scene.do("release")
+    assert not scene.do("resume", 0.2)["is_whole"] and scene.engine.call("engine_paused") == [True]
+    (scene.folder / "away").rename(scene.folder / "log")
+    while not (status := scene.do("apply"))["is_whole"] or status["version"] < scene.publisher.version:
+        pass  # An anchor first, perhaps.
+    assert scene.differences() == []
+
+
 def test_two_ranks_hold_their_parts_of_every_version_or_none_of_it(tmp_path: Path) -> None:
     scene = Scene(tmp_path, sglang_engine.QWEN2, ranks=2, positions="packed")
     try:
@@ -181,6 +204,8 @@ def test_two_ranks_hold_their_parts_of_every_version_or_none_of_it(tmp_path: Pat
             (0, "ready", version),
             (1, "ready", None),
         ]
+        sleep_and_wake(scene, ranks=2)
+        version = scene.publisher.version
         scene.engine.call("only_rank", 1, "following", "fail_to_compute")
         scene.publish()
         scene.do("apply")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,10 @@ pytest.importorskip("vllm")
 import vllm_models as models
 from safetensors.torch import save_file
 
+from sparsecast.engines import worker_follower
+from sparsecast.engines.trace.slots import slots
 from sparsecast.engines.vllm import follow_worker
+from sparsecast.errors import DeadlineError, DirtyError
 from sparsecast.torch import Log, Publisher
 
 KINDS = ["qwen2", "qwen3-moe-fp8", "deepseek-v3-fp8", "nemotron-h"]
@@ -36,6 +40,7 @@ class Worker:
         self.device = torch.device("cpu")
         self.model_runner = SimpleNamespace()
         self.model = self.fresh()
+        self.derived: list[str] = []
 
     def get_model(self) -> torch.nn.Module:
         return self.model
@@ -45,9 +50,32 @@ class Worker:
         models.load(model, self.vllm_config, self.tensors)
         return model
 
+    def sleep(self, level: int = 1) -> None:
+        """As vLLM's worker on a device: after a sleep of level 2 nothing is left of parameters, nor of what vLLM has
+        computed from them; buffers come back.
+        """
+        assert follow_worker.sparsecast_follow_status(self)["state"] == "asleep"
+        if level == 2:
+            for slot in slots(self.model):
+                if slot.name in self.derived or isinstance(slot.tensor, torch.nn.Parameter):
+                    models.bits_of(slot.data).fill_(0x2A)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self.woken = tags
+
+    def differences(self) -> list[str]:
+        """Names of parameters, buffers and computed tensors that are not those of a fresh load."""
+        fresh = self.fresh()
+        made = {slot.name: slot.data for slot in slots(fresh)}
+        computed = [slot for slot in slots(self.model) if slot.name in self.derived]
+        wrong = [s.name for s in computed if not torch.equal(models.bits_of(s.data), models.bits_of(made[s.name]))]
+        return models.differing(self.model, fresh) + wrong
+
     def follow(self, log: Log, state: Path) -> dict[str, Any]:
         settings = {"location": log.location, "state": str(state), "keys": [], "interval": 0.02}
-        return follow_worker.sparsecast_follow(self, settings)
+        status = follow_worker.sparsecast_follow(self, settings)
+        self.derived = status.get("derived", [])
+        return status
 
     def apply_until(self, version: int) -> dict[str, Any]:
         until = time.monotonic() + SECONDS
@@ -57,9 +85,8 @@ class Worker:
         return status
 
     def close(self) -> None:
-        receiver = vars(self).get("_sparsecast_follower", SimpleNamespace(_receiver=None))._receiver
-        if receiver is not None:
-            receiver.close(SECONDS)
+        if (follower := vars(self).get("_sparsecast_follower")) is not None:
+            follower.sleep(loses_weights=False)
         models.stop()
 
 
@@ -89,6 +116,70 @@ def test_every_version_of_a_log_is_that_of_a_fresh_load(worker: Worker, tmp_path
     assert [t.data_ptr() for t in (*worker.model.parameters(), *worker.model.buffers())] == addresses
 
 
+def publish(worker: Worker, sent: dict[str, torch.Tensor], publisher: Publisher, seed: int) -> int:
+    worker.tensors = models.random_updates(worker.tensors, seed=seed)
+    for name, tensor in sent.items():
+        models.bits_of(tensor).copy_(models.bits_of(worker.tensors[name]))
+    return publisher.publish().version
+
+
+def test_a_server_that_slept_comes_to_the_newest_version(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = {name: tensor.clone() for name, tensor in worker.tensors.items()}
+    log = Log(tmp_path / "log", mirror=tmp_path / "mirror.safetensors")
+    publisher = Publisher(list(sent.items()), transport=log)
+    worker.follow(log, tmp_path / "state")
+    worker.apply_until(publish(worker, sent, publisher, 0))
+
+    worker.sleep(level=1)  # The weights come back as they were: nothing has to be fetched but the next version.
+    version = publish(worker, sent, publisher, 1)
+    follow_worker.sparsecast_follow_apply(worker, [0])
+    follow_worker.sparsecast_follow_drop(worker, [0])
+    worker.wake_up(tags=["kv_cache"])
+    assert follow_worker.sparsecast_follow_status(worker)["state"] == "asleep"
+    worker.wake_up(tags=["weights"])
+    assert worker.woken == ["weights"]
+    status = worker.apply_until(version)
+    assert status["reseeded"] == 0 and worker.differences() == []
+
+    worker.sleep(level=2)  # Nothing is left of the weights. The log is out of reach for a time, too.
+    version = publish(worker, sent, publisher, 2)
+    (tmp_path / "log").rename(tmp_path / "away")
+    monkeypatch.setattr(worker_follower, "_WAKE_SECONDS", 0.3)
+    with pytest.raises(DeadlineError, match="lost while it slept"):
+        worker.wake_up()
+    assert not follow_worker.sparsecast_follow_status(worker)["is_whole"]
+    (tmp_path / "away").rename(tmp_path / "log")
+    monkeypatch.undo()
+    worker.wake_up()
+    status = follow_worker.sparsecast_follow_status(worker)
+    assert status["is_whole"] and status["version"] >= version - 1, status  # Not the anchor, which is older.
+    worker.apply_until(version)
+    assert worker.differences() == []
+    worker.apply_until(publish(worker, sent, publisher, 3))
+    assert worker.differences() == []
+
+
+@pytest.mark.parametrize("worker", ["qwen2"], indirect=True)
+def test_weights_that_a_sleep_lost_are_not_served_without_a_log_that_can_be_followed(
+    worker: Worker, tmp_path: Path
+) -> None:
+    sent = {name: tensor.clone() for name, tensor in worker.tensors.items()}
+    log = Log(tmp_path / "log", mirror=tmp_path / "mirror.safetensors")
+    publisher = Publisher(list(sent.items()), transport=log)
+    worker.follow(log, tmp_path / "state")
+    worker.apply_until(publish(worker, sent, publisher, 0))
+    worker.sleep(level=2)
+    shutil.rmtree(tmp_path / "log")
+    other = Log(tmp_path / "log", mirror=tmp_path / "other.safetensors")
+    Publisher([(name, tensor.clone()) for name, tensor in sent.items()], transport=other)
+    with pytest.raises(DirtyError, match="does not give them back"):
+        worker.wake_up()
+    status = follow_worker.sparsecast_follow_status(worker)
+    assert status["state"] in ("broken", "dirty") and not status["is_whole"]
+
+
 def refusal(worker: Worker, tmp_path: Path) -> str:
     status = worker.follow(Log(tmp_path / "log"), tmp_path / "state")
     assert status["state"] == "broken" and status["is_whole"]
@@ -101,9 +192,6 @@ def test_what_cannot_follow_is_refused_with_the_cure(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = worker.vllm_config
-    monkeypatch.setattr(config.model_config, "enable_sleep_mode", True)
-    assert "--enable-sleep-mode" in refusal(worker, tmp_path)
-    del worker._sparsecast_follower
     monkeypatch.setattr(config, "weight_transfer_config", object())
     assert "start vLLM without it, or without SPARSECAST_FOLLOW" in refusal(worker, tmp_path)
     del worker._sparsecast_follower

@@ -90,6 +90,8 @@ class Follower:
         assert not load.failures and set(load.reasons) <= {"length"}
         workers = self.status()["workers"]
         assert [(one["rank"], one["state"], one["is_whole"]) for one in workers] == [(r, "ready", True) for r in (0, 1)]
+        if self.kind == "vllm":
+            self.sleep_and_wake()
         self.forget_caches()
         now = probe(self.server)
         reload(self.server, self.save())
@@ -128,6 +130,15 @@ class Follower:
         assert self.reach(version).json() == {"version": version}
         status = self.until(lambda now: all(one["state"] == "ready" for one in now["workers"]))
         assert not status["paused"] and all(one["is_whole"] for one in status["workers"])
+
+    def sleep_and_wake(self) -> None:
+        """Publishes a version while the server sleeps; fails unless the server serves that version afterwards."""
+        httpx.post(self.server.url + "/sleep", params={"level": 2}, timeout=60).raise_for_status()
+        assert {one["state"] for one in self.status()["workers"]} == {"asleep"}
+        assert "released" in httpx.get(self.server.url + "/sparsecast/ready", timeout=60).text
+        version = self.publish()
+        httpx.post(self.server.url + "/wake_up", timeout=60).raise_for_status()
+        assert self.reach(version).json() == {"version": version}
 
     def forget_caches(self) -> None:
         self.server.post("/flush_cache" if self.kind == "sglang" else "/reset_prefix_cache")

@@ -18,6 +18,7 @@ function of their inputs alone, or not what the engine's own load has left.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -312,6 +313,25 @@ class Recomputation:
     def _synchronize(self) -> None:
         if any(slot.data.is_cuda for step in self.steps for slot in step.derived):
             torch.cuda.synchronize()
+
+
+def parameters_beside(
+    models: Iterable[torch.nn.Module], traced: TracedLoader, recomputations: Iterable[Recomputation]
+) -> list[torch.Tensor]:
+    """Returns the parameters of `models` that keep elements which neither an update by the map `traced` nor a step of
+    the recomputations writes: padding, constants of the loader, weights that are not updated.
+    """
+    filled = [0] * len(traced.tensors)
+    for shard in traced.shards:
+        filled[shard.local] += math.prod(shard.extent)
+    written = {
+        storage_key(tensor.memory)
+        for tensor, count in zip(traced.tensors, filled, strict=True)
+        if count == tensor.memory.numel()
+    }
+    written |= {storage_key(slot.data) for each in recomputations for step in each.steps for slot in step.derived}
+    live = {id(parameter): parameter.detach() for model in models for parameter in model.parameters()}
+    return [tensor for tensor in live.values() if not tensor.is_meta and storage_key(tensor) not in written]
 
 
 def report(recomputations: Sequence[Recomputation]) -> dict[str, object]:

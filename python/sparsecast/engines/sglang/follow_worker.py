@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from sglang.srt.runtime_context import get_exec, get_parallel
 
 from sparsecast.engines.follow_settings import FollowSettings, log_of_worker
 from sparsecast.engines.sglang.messages import TraceRequest
 from sparsecast.engines.sglang.weights import checkpoint_tensors, scales_of_caches, trace_and_verify
-from sparsecast.engines.worker_follower import Traced, WorkerFollower, receiver_of, trace_for_log
+from sparsecast.engines.worker_follower import FollowedModel, Traced, WorkerFollower, trace_for_log
 from sparsecast.errors import UnsupportedError, UsageError
 from sparsecast.torch.layouts import gather_bytes
 from sparsecast.torch.owners import guard_of
@@ -27,9 +28,6 @@ from sparsecast.torch.owners import guard_of
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
     from torch.distributed import ProcessGroup
-
-    from sparsecast.engines.log_receiver import LogReceiver
-    from sparsecast.engines.refresh.recompute import Recomputation
 
 _MOST_STATUS_BYTES = 1 << 20
 _log = logging.getLogger("sparsecast")
@@ -75,9 +73,7 @@ def statuses(follower: WorkerFollower, group: ProcessGroup) -> list[dict[str, An
     return [json.loads(each) for each in gather_bytes(own, group, _MOST_STATUS_BYTES, "the status of a follower")]
 
 
-def _start(
-    runner: ModelRunner, settings: FollowSettings, replica: int, group: ProcessGroup
-) -> tuple[LogReceiver, list[Recomputation]]:
+def _start(runner: ModelRunner, settings: FollowSettings, replica: int, group: ProcessGroup) -> FollowedModel:
     log = log_of_worker(settings.for_worker(), replica)
     model, config = runner.model, runner.model_config
 
@@ -87,8 +83,9 @@ def _start(
         return traced, [recomputation]
 
     traced, recomputations = trace_for_log(log, group, _refuse_what_cannot_follow, trace)
-    receiver = receiver_of(
+    return FollowedModel(
         log,
+        [model],
         traced,
         recomputations,
         lambda: checkpoint_tensors(model, config),
@@ -96,15 +93,12 @@ def _start(
         guard=guard_of([model], (tensor.memory for tensor in traced.tensors), "start the server again"),
         group=group,
     )
-    return receiver, recomputations
 
 
 def _refuse_what_cannot_follow() -> None:
     """Raises UnsupportedError for servers that cannot follow a log."""
-    from sglang.srt.runtime_context import get_exec
-
-    if get_exec().features.enable_memory_saver:
+    if get_exec().features.enable_memory_saver and get_parallel().pp_size > 1:
         raise UnsupportedError(
-            "--enable-memory-saver: a server that releases the memory of its weights takes it from the follower, which "
-            "writes there; start SGLang without it"
+            "--enable-memory-saver with --pp-size: the stages do not release their memory together, and the follower "
+            "reads and writes that of all of them; start SGLang without one of the two"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ _TOKENIZER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 _SERVER = "sglang.srt.entrypoints.http_server"
+_log = logging.getLogger("sparsecast")
 
 
 def register() -> None:
@@ -38,6 +40,8 @@ def register() -> None:
         (f"{_MANAGER}.init_weights_update_group", init_group, HookType.AROUND),
         (f"{_MANAGER}.destroy_weights_update_group", destroy_group, HookType.AROUND),
         (f"{_MANAGER}.check_weights", check_weights, HookType.AROUND),
+        (f"{_MANAGER}.release_memory_occupation", release_memory, HookType.AROUND),
+        (f"{_MANAGER}.resume_memory_occupation", resume_memory, HookType.AROUND),
         (f"{_SCHEDULER}.ingest_requests", stages.between_passes, HookType.AROUND),
         (f"{_SCHEDULER}.get_next_batch_to_run", stages.next_batch, HookType.AROUND),
         (f"{_SCHEDULER}._pp_microbatches_drained", stages.is_drained, HookType.AROUND),
@@ -139,6 +143,45 @@ def check_weights(original: Callable[..., Any], manager: Any, request: Any) -> A
             manager, CheckWeightsReqOutput, lambda: _run_follow_phase(manager, messages.parse_phase(request.action))
         )
     return _answer(manager, CheckWeightsReqOutput, lambda: _run_phase(manager, messages.parse_phase(request.action)))
+
+
+def release_memory(original: Callable[..., Any], manager: Any, request: Any) -> Any:
+    """Handles `/release_memory_occupation` in the scheduler: a follower of a log stops before the memory of the weights
+    is released. Without --enable-memory-saver SGLang releases nothing.
+    """
+    from sglang.srt.runtime_context import get_exec
+
+    from sparsecast.engines.sglang.follow_worker import follower_of
+
+    follower, features = follower_of(manager.tp_worker.model_runner), get_exec().features
+    if follower is not None and features.enable_memory_saver and _names_weights(request):
+        follower.sleep(loses_weights=not features.enable_weights_cpu_backup)
+    return original(manager, request)
+
+
+def resume_memory(original: Callable[..., Any], manager: Any, request: Any) -> Any:
+    """Handles `/resume_memory_occupation` in the scheduler: a follower of a log brings lost weights back before the
+    answer. If it cannot, generation stays paused until it can.
+    """
+    from sparsecast.engines.sglang.follow_worker import follower_of, statuses
+
+    answer = original(manager, request)
+    follower = follower_of(manager.tp_worker.model_runner)
+    if follower is not None and follower.is_asleep and _names_weights(request):
+        try:
+            follower.wake()
+            version = statuses(follower, _group_of(manager))[0]["version"]
+            if version is not None:
+                _stamp(manager, version)
+        except Error as error:
+            _log.error("sparsecast: %s", error)
+            _stop_generation(manager)
+    return answer
+
+
+def _names_weights(request: Any) -> bool:
+    """Returns whether a message about memory means the weights: it names them, or nothing in particular."""
+    return not request.tags or "weights" in request.tags
 
 
 def _phase_name(action: str) -> str:

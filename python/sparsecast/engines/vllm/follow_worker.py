@@ -12,14 +12,12 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sparsecast.engines.worker_follower import WorkerFollower, receiver_of, trace_for_log
+from sparsecast.engines.worker_follower import FollowedModel, WorkerFollower, trace_for_log
 from sparsecast.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
 
-    from sparsecast.engines.log_receiver import LogReceiver
-    from sparsecast.engines.refresh.recompute import Recomputation
     from sparsecast.engines.trace.loader import CanonicalTensor
 
 METHODS = ("sparsecast_follow", "sparsecast_follow_status", "sparsecast_follow_apply", "sparsecast_follow_drop")
@@ -33,7 +31,9 @@ def sparsecast_follow(self: Any, settings: dict[str, Any], goal: int | None = No
     `goal` (None: the newest). Returns the status; if the worker cannot follow, its state is "broken", with the reason.
     """
     if getattr(self, _ATTRIBUTE, None) is None:
-        setattr(self, _ATTRIBUTE, _follower(self, settings, goal))
+        follower = _follower(self, settings, goal)
+        setattr(self, _ATTRIBUTE, follower)
+        _sleep_with(self, follower)
     return sparsecast_follow_status(self, goal)
 
 
@@ -78,7 +78,7 @@ def _follower(worker: Any, settings: dict[str, Any], goal: int | None) -> Worker
     apart = group.world_size == parallel.world_size
     replica = int(parallel.data_parallel_index) if apart else 0
 
-    def start() -> tuple[LogReceiver, list[Recomputation]]:
+    def start() -> FollowedModel:
         return _start(worker, settings, replica, group)
 
     return WorkerFollower(
@@ -86,7 +86,25 @@ def _follower(worker: Any, settings: dict[str, Any], goal: int | None) -> Worker
     )
 
 
-def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> tuple[LogReceiver, list[Recomputation]]:
+def _sleep_with(worker: Any, follower: WorkerFollower) -> None:
+    """Makes `follower` sleep and wake with the worker. The methods are those that vLLM's executor calls by name on all
+    workers of an engine, while nothing runs; `wake_up` returns before vLLM generates again.
+    """
+    sleep, wake_up = worker.sleep, worker.wake_up
+
+    def fall_asleep(level: int = 1) -> None:
+        follower.sleep(loses_weights=level >= 2)
+        sleep(level)
+
+    def wake(tags: list[str] | None = None) -> None:
+        wake_up(tags)
+        if tags is None or "weights" in tags:
+            follower.wake()
+
+    worker.sleep, worker.wake_up = fall_asleep, wake
+
+
+def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> FollowedModel:
     from sparsecast.buffers import dtype_name
     from sparsecast.engines.follow_settings import log_of_worker
     from sparsecast.engines.vllm.live_model import LiveModel, TraceRequest, draft_model
@@ -110,8 +128,9 @@ def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> t
         lambda: _refuse_what_cannot_follow(config),
         lambda modes: live.trace(TraceRequest(table(), modes=modes), verify=True),
     )
-    receiver = receiver_of(
+    return FollowedModel(
         log,
+        [model for model in (live.model, draft_model(worker)) if model is not None],
         traced,
         recomputations,
         files,
@@ -119,12 +138,11 @@ def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> t
         guard=live.guard(traced, "start the server again"),
         group=group.cpu_group,
     )
-    return receiver, recomputations
 
 
 def _refuse_what_cannot_follow(config: Any) -> None:
     """Raises UnsupportedError if vLLM's version or the server's options exclude following a log: weights from a
-    trainer, moving experts, or sleep mode.
+    trainer, or moving experts.
     """
     from sparsecast.engines.vllm.model import refuse_moving_experts
     from sparsecast.engines.vllm.plugin import check_version
@@ -136,8 +154,3 @@ def _refuse_what_cannot_follow(config: Any) -> None:
             "without it, or without SPARSECAST_FOLLOW"
         )
     refuse_moving_experts(config.parallel_config)
-    if config.model_config.enable_sleep_mode:
-        raise UnsupportedError(
-            "--enable-sleep-mode: a server that sleeps gives the memory of its weights away, into which the follower "
-            "writes; start vLLM without it"
-        )
