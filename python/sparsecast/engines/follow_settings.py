@@ -30,6 +30,7 @@ PAUSES = ("keep", "retract", "wait", "abort")
 FollowStep = Literal["follow", "status", "apply", "drop"]
 """A step in which the process of the HTTP server leads the workers (`LedEngine.ask`)."""
 
+_FIELDS = ("follow", "follow_state", "follow_keys", "follow_interval", "follow_pause", "follow_at")
 _NEWS = "news"
 
 
@@ -101,6 +102,27 @@ class FollowSettings:
         pause = environment.get(f"{VARIABLE}_PAUSE", "") or "keep"
         at = environment.get(f"{VARIABLE}_AT", "") or "once"
         return cls(location, state, tuple(keys), seconds, pause, at)
+
+    @classmethod
+    def from_init_info(
+        cls, info: Mapping[str, Any], environment: Mapping[str, str], server: str
+    ) -> FollowSettings | None:
+        """Returns the settings in `info`, the JSON object with which an engine's transfer of weights begins; None if it
+        names no log in its field "follow". The fields "follow_state", "follow_keys" and so on stand for the variables
+        SPARSECAST_FOLLOW_STATE, SPARSECAST_FOLLOW_KEYS, ..., and `environment` has the rest. Raises UsageError for other
+        fields, and naming a variable with a wrong value.
+        """
+        if "follow" not in info:
+            return None
+        variables = {}
+        for name, value in info.items():
+            if name not in _FIELDS:
+                raise UsageError(f"{name}: with 'follow' there can only be {', '.join(_FIELDS[1:])}")
+            variables[f"SPARSECAST_{name.upper()}"] = ",".join(value) if isinstance(value, list) else str(value)
+        settings = cls.from_environment({**environment, **variables}, server)
+        if settings is None:
+            raise UsageError("follow: no location of a log")
+        return settings
 
     def for_worker(self) -> dict[str, Any]:
         """Returns the settings that a worker needs (location, state, keys and interval), as JSON values."""

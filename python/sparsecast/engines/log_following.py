@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from sparsecast.engines.follow_settings import FollowSettings, FollowStep, When
@@ -80,6 +80,7 @@ class LogFollowing:
         self._news: list[str] = []
         self._asked = asyncio.Event()  # Somebody waits for what the workers say.
         self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None  # Kept, because the event loop keeps no task alive.
 
     async def run(self) -> None:
         """Follows the log until it is cancelled. No failure ends it: the server goes on with the weights that it has,
@@ -99,6 +100,25 @@ class LogFollowing:
             async with self._changed:
                 self._changed.notify_all()
             await self._rest(_SOON_SECONDS if took else _NEWS_SECONDS, until_news=looked and self._is_settled())
+
+    @property
+    def location(self) -> str:
+        """Location of the log."""
+        return self._settings.location
+
+    async def start(self) -> None:
+        """Starts to follow the log in a task of its own, and returns when the workers have answered for the first time.
+        Raises UsageError with the reason, and follows nothing, if they cannot follow the log.
+        """
+        self._task = asyncio.create_task(self.run())
+        try:
+            await self._next_look()
+            self._refuse_if_broken()
+            if not self._workers:
+                raise UsageError(self._error)
+        except BaseException:
+            self._task.cancel()
+            raise
 
     async def ask(self) -> dict[str, Any]:
         """Asks the workers, and returns `status` with their answers; if they take longer than 2 s, with their previous
@@ -338,3 +358,19 @@ class LogFollowing:
         if told and told != self._error:
             self._log.warning("sparsecast: following %s: %s", self._settings.location, told)
         self._error = told
+
+
+async def follow_when_told(
+    state: Any, settings: FollowSettings, engine: Callable[[FollowSettings], LedEngine], log: logging.Logger = _log
+) -> None:
+    """Makes a server that serves already follow the log of `settings`, and returns when its workers have begun. `state`
+    is the state of the server's application, where its `LogFollowing` is kept, and `engine` returns its engine. Does
+    nothing if the server follows this log already. Raises UsageError with the reason if it cannot, or follows another.
+    """
+    known: LogFollowing | None = getattr(state, "sparsecast_following", None)
+    if known is None:
+        following = LogFollowing(engine(settings), settings, log)
+        await following.start()
+        state.sparsecast_following = following
+    elif known.location != settings.location:
+        raise UsageError(f"the server follows {known.location} until it ends")

@@ -115,6 +115,11 @@ class WorkerFollower:
             self._receiver.apply(timeout)
 
     @property
+    def follows(self) -> bool:
+        """Whether this worker follows a log; False if it cannot."""
+        return self._model is not None
+
+    @property
     def is_asleep(self) -> bool:
         """Whether this worker follows a log, and sleeps now."""
         return self._model is not None and self._receiver is None

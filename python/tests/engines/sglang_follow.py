@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from sparsecast.engines import worker_follower
-from sparsecast.engines.sglang import follow_worker, plugin
+from sparsecast.engines.follow_settings import FollowSettings
+from sparsecast.engines.sglang import follow_worker, server
 from sparsecast.engines.sglang.follow_worker import follower_of
 from sparsecast.engines.sglang.led_engine import SglangEngine, lead_server
 from sparsecast.engines.trace.slots import slots
@@ -25,8 +26,11 @@ SECONDS = 120.0
 
 def workers(rank: Any, phase: str) -> Any:
     """The answer of this rank's scheduler to a step of its HTTP process, for all ranks; the error's words if it fails."""
-    meant = {"replicas": [0]} if phase == "follow_apply" else {}
-    action = "sparsecast:" + json.dumps({"phase": phase, **meant})
+    more: dict[str, Any] = {"replicas": [0]} if phase == "follow_apply" else {}
+    settings = FollowSettings.from_environment(os.environ, "server") if phase == "follow" else None
+    if settings is not None:
+        more["settings"] = settings.for_worker()
+    action = "sparsecast:" + json.dumps({"phase": phase, **more})
     success, message = rank.post("/weights_checker", {"action": action})
     return json.loads(message) if success else message
 
@@ -188,7 +192,7 @@ def led(rank: Any, pause: str) -> tuple[list[str], str]:
 
     async def scene() -> tuple[list[str], str]:
         tokenizer = Tokenizer()
-        engine = SglangEngine(tokenizer)
+        engine = SglangEngine(tokenizer, FollowSettings("/log", "/state"))
         request = asyncio.create_task(tokenizer.generate())
         await asyncio.sleep(0)
         if pause != "abort":
@@ -207,15 +211,40 @@ def led(rank: Any, pause: str) -> tuple[list[str], str]:
     return asyncio.run(asyncio.wait_for(scene(), SECONDS))
 
 
+class Connected(Tokenizer):
+    """A tokenizer manager whose messages reach the scheduler of `rank`."""
+
+    def __init__(self, rank: Any) -> None:
+        super().__init__()
+        self._rank = rank
+
+    async def check_weights_communicator(self, request: Any) -> list[Any]:
+        success, message = self._rank.post("/weights_checker", {"action": request.action})
+        return [SimpleNamespace(success=success, message=message)]
+
+
+def told(rank: Any, *infos: dict[str, Any]) -> list[tuple[bool, str]]:
+    """The answers to `/init_weights_update_group` with these objects in `group_name`; no log was followed before."""
+
+    async def scene() -> list[tuple[bool, str]]:
+        tokenizer = Connected(rank)
+        groups = ("sparsecast:" + json.dumps(info) for info in infos)
+        ask = [SimpleNamespace(backend="sparsecast", group_name=group) for group in groups]
+        return [await server.init_group(None, tokenizer, each) for each in ask]
+
+    end(rank)
+    for name in [name for name in os.environ if name.startswith("SPARSECAST_FOLLOW")]:
+        del os.environ[name]
+    return asyncio.run(asyncio.wait_for(scene(), SECONDS))
+
+
 def several_tokenizers(rank: Any) -> str:
     """What is said to a server of two tokenizer processes."""
     from sglang.srt.runtime_context import get_serving
 
-    settings = plugin.settings_of_server()
-    assert settings is not None
     with get_serving().override(tokenizer_worker_num=2):
         try:
-            lead_server(None, settings)
+            lead_server(None)
         except UsageError as error:
             return str(error)
     return "taken"

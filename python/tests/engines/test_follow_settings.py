@@ -40,6 +40,21 @@ def test_defaults_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (log.location, log.trusted_keys, log.state) == ("/log", set_by_all.keys, "/s/replica-1")
 
 
+def test_a_server_is_told_by_init_info(tmp_path: pathlib.Path) -> None:
+    assert FollowSettings.from_init_info({"master_address": "x"}, {}, "s") is None
+    told = {"follow": "/log", "follow_keys": ["ed25519:a", "ed25519:b"], "follow_interval": 0.5, "follow_at": "told"}
+    environment = {"SPARSECAST_FOLLOW_STATE": "/s", "SPARSECAST_FOLLOW_AT": "once"}
+    expected = FollowSettings("/log", "/s", ("ed25519:a", "ed25519:b"), 0.5, "keep", "told")
+    assert FollowSettings.from_init_info(told, environment, "s") == expected
+    for wrong, words in (
+        ({"follow": ""}, "no location of a log"),
+        ({"follow": "/log", "port": 1}, "port: with 'follow' there can only be follow_state, "),
+        ({"follow": "/log", "follow_at": "noon"}, "SPARSECAST_FOLLOW_AT: 'noon'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            FollowSettings.from_init_info(wrong, environment, "s")
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [

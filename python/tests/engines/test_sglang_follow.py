@@ -92,7 +92,7 @@ def test_what_cannot_follow_is_refused_with_the_cure(scene: Scene) -> None:
     scene.engine.call("flip_bit", "model.norm.weight")
     assert "'model.norm.weight' (1 elements)" in words
     assert "start SGLang with --tokenizer-worker-num 1" in scene.do("several_tokenizers")
-    assert scene.do("follow", {}) == "SPARSECAST_FOLLOW is not in the environment of this scheduler [usage]"
+    assert scene.do("follow", {}) == "this scheduler follows no log [usage]"
 
 
 @only_qwen2
@@ -116,6 +116,22 @@ def test_a_server_that_follows_a_log_takes_no_trainer_and_is_led_by_nobody_else(
     action = 'sparsecast:{"phase": "follow_apply"}'
     answer, asked = scene.engine.call("ask_tokenizer", action, ["applied"])[0]
     assert (answer[0], asked) == (False, 0) and "a step of the server itself" in answer[1]
+
+
+@only_qwen2
+def test_a_server_that_is_told_to_follow_a_log_does_so_until_it_ends(scene: Scene) -> None:
+    log, state = str(scene.folder / "log"), str(scene.folder / "told")
+    wrong, begun, again, other = scene.do(
+        "told",
+        {"follow": log, "generation": 1},
+        {"follow": log, "follow_state": state, "follow_at": "told"},
+        {"follow": log},
+        {"follow": str(scene.folder / "another")},
+    )
+    assert not wrong[0] and "generation: with 'follow' there can only be follow_state" in wrong[1]
+    assert begun == again == (True, f"follows {log}")
+    assert not other[0] and f"the server follows {log} until it ends" in other[1]
+    assert scene.do("step", "follow_status")["state"] in ("unproven", "ready")
 
 
 PAUSES = {

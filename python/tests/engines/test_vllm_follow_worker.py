@@ -17,11 +17,13 @@ pytest.importorskip("vllm")
 
 import vllm_models as models
 from safetensors.torch import save_file
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.v1.worker.worker_base import WorkerBase
 
 from sparsecast.engines import worker_follower
 from sparsecast.engines.trace.slots import slots
-from sparsecast.engines.vllm import follow_worker
-from sparsecast.errors import DeadlineError, DirtyError
+from sparsecast.engines.vllm import SparsecastWeightTransferEngine, follow_worker
+from sparsecast.errors import DeadlineError, DirtyError, UsageError
 from sparsecast.torch import Log, Publisher
 
 KINDS = ["qwen2", "qwen3-moe-fp8", "deepseek-v3-fp8", "nemotron-h"]
@@ -178,6 +180,26 @@ def test_weights_that_a_sleep_lost_are_not_served_without_a_log_that_can_be_foll
         worker.wake_up()
     status = follow_worker.sparsecast_follow_status(worker)
     assert status["state"] in ("broken", "dirty") and not status["is_whole"]
+
+
+@pytest.mark.parametrize("worker", ["qwen2"], indirect=True)
+def test_a_worker_takes_its_weights_from_a_log_or_from_a_trainer(worker: Worker, tmp_path: Path) -> None:
+    sent = {name: tensor.clone() for name, tensor in worker.tensors.items()}
+    log = Log(tmp_path / "log", mirror=tmp_path / "mirror.safetensors")
+    Publisher(list(sent.items()), transport=log)
+    config = WeightTransferConfig(backend="sparsecast")
+    worker.vllm_config.weight_transfer_config = config
+    engine = SparsecastWeightTransferEngine(config, worker.vllm_config, worker.device, worker.model)
+    worker.weight_transfer_engine = engine
+    assert hasattr(WorkerBase, "sparsecast_follow")
+    with pytest.raises(UsageError, match="start vLLM with VLLM_PLUGINS=sparsecast"):
+        engine.parse_init_info({"follow": log.location})
+    engine.receiver = object()  # type: ignore[assignment]
+    assert "from a log or from a trainer" in worker.follow(log, tmp_path / "state")["error"]
+    engine.receiver = None
+    assert worker.follow(log, tmp_path / "state")["state"] in ("unproven", "ready")
+    with pytest.raises(UsageError, match=f"this one follows {log.location} until it ends"):
+        engine.init_transfer_engine(SimpleNamespace())  # type: ignore[arg-type]
 
 
 def refusal(worker: Worker, tmp_path: Path) -> str:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import pathlib
 import tempfile
+from argparse import Namespace
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from sparsecast.engines.follow_metrics import metrics_text
 from sparsecast.engines.follow_routes import router
 from sparsecast.engines.follow_settings import FollowSettings, When, write_news
 from sparsecast.engines.log_following import LogFollowing
+from sparsecast.engines.vllm.endpoints import SparsecastEndpoints
 from sparsecast.engines.vllm.led_engine import VllmEngine
 from sparsecast.errors import UsageError
 
@@ -291,6 +294,39 @@ def test_workers_whose_news_are_not_seen_here_are_asked_all_the_time() -> None:
         await until(lambda: following.status()["served"] == 2)
 
     run(work, engine)
+
+
+def test_a_server_is_told_to_follow_a_log_by_the_init_info_of_a_weight_transfer(tmp_path: pathlib.Path) -> None:
+    class Client(Engine):
+        async def init_weight_transfer_engine(self, request: Any) -> None:
+            self.calls.append(f"join {request.init_info['port']}")
+
+    async def work() -> None:
+        client, state = Client(), SimpleNamespace()
+        await SparsecastEndpoints().init_state(client, state, Namespace(host=None, port=1))  # type: ignore[arg-type]
+
+        async def told(**info: Any) -> None:
+            await client.init_weight_transfer_engine(SimpleNamespace(init_info=info))
+
+        await told(port=7)
+        assert client.calls == ["join 7"] and not hasattr(state, "sparsecast_following")
+        with pytest.raises(UsageError, match="port: with 'follow'"):
+            await told(follow="/log", port=7)
+        client.becomes(state="broken", error="the log is of another run")
+        with pytest.raises(UsageError, match="the log is of another run"):
+            await told(follow="/log", follow_state=str(client.state))
+        assert not hasattr(state, "sparsecast_following")
+        client.becomes(state="ready", error="")
+        await told(follow="/log", follow_state=str(client.state), follow_at="told")
+        following = state.sparsecast_following
+        assert following.status()["at"] == "told" and following.status()["workers"]
+        await told(follow="/log")
+        with pytest.raises(UsageError, match="the server follows /log until it ends"):
+            await told(follow="/other")
+        client.becomes(state="staged", staged=2)
+        assert await following.reach(2, 10) == 2
+
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def test_several_api_processes_are_refused_with_the_cure() -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from sglang.srt.runtime_context import get_exec, get_parallel
 
-from sparsecast.engines.follow_settings import FollowSettings, log_of_worker
+from sparsecast.engines.follow_settings import log_of_worker
 from sparsecast.engines.sglang.messages import TraceRequest
 from sparsecast.engines.sglang.weights import checkpoint_tensors, scales_of_caches, trace_and_verify
 from sparsecast.engines.worker_follower import FollowedModel, Traced, WorkerFollower, trace_for_log
@@ -41,21 +42,22 @@ def follower_of(model_runner: ModelRunner) -> WorkerFollower | None:
 
 def follow(
     model_runner: ModelRunner,
-    settings: FollowSettings | None,
+    settings: Mapping[str, Any] | None,
     replica: int,
     group: ProcessGroup,
     goal: int | None = None,
 ) -> WorkerFollower:
-    """Begins to follow a log, once, up to version `goal` (None: the newest); returns the follower. `replica` is the
+    """Begins to follow the log of `settings` (`FollowSettings.for_worker`) unless this scheduler follows one, up to
+    version `goal` (None: the newest). Returns the follower; without `settings`, the one that there is. `replica` is the
     index of this data-parallel replica, `group` the ranks that hold its model together; collective over it. Raises
-    UsageError without settings.
+    UsageError if there is none.
     """
     follower = follower_of(model_runner)
-    if follower is None:
-        if settings is None:
-            raise UsageError("SPARSECAST_FOLLOW is not in the environment of this scheduler")
+    if settings is None and follower is None:
+        raise UsageError("this scheduler follows no log")
+    if settings is not None and (follower is None or not follower.follows):
         follower = WorkerFollower(
-            settings.location,
+            settings["location"],
             torch.device(model_runner.device),
             lambda: _start(model_runner, settings, replica, group),
             _log,
@@ -64,6 +66,7 @@ def follow(
             goal=goal,
         )
         model_runner._sparsecast_follower = follower
+    assert follower is not None
     return follower
 
 
@@ -73,8 +76,8 @@ def statuses(follower: WorkerFollower, group: ProcessGroup) -> list[dict[str, An
     return [json.loads(each) for each in gather_bytes(own, group, _MOST_STATUS_BYTES, "the status of a follower")]
 
 
-def _start(runner: ModelRunner, settings: FollowSettings, replica: int, group: ProcessGroup) -> FollowedModel:
-    log = log_of_worker(settings.for_worker(), replica)
+def _start(runner: ModelRunner, settings: Mapping[str, Any], replica: int, group: ProcessGroup) -> FollowedModel:
+    log = log_of_worker(settings, replica)
     model, config = runner.model, runner.model_config
 
     def trace(modes: Any) -> Traced:
@@ -82,21 +85,25 @@ def _start(runner: ModelRunner, settings: FollowSettings, replica: int, group: P
         traced, recomputation, _ = trace_and_verify(model, config, request)
         return traced, [recomputation]
 
-    traced, recomputations = trace_for_log(log, group, _refuse_what_cannot_follow, trace)
+    traced, recomputations = trace_for_log(log, group, lambda: _refuse_what_cannot_follow(runner), trace)
     return FollowedModel(
         log,
         [model],
         traced,
         recomputations,
         lambda: checkpoint_tensors(model, config),
-        interval=settings.interval,
+        interval=settings["interval"],
         guard=guard_of([model], (tensor.memory for tensor in traced.tensors), "start the server again"),
         group=group,
     )
 
 
-def _refuse_what_cannot_follow() -> None:
-    """Raises UnsupportedError for servers that cannot follow a log."""
+def _refuse_what_cannot_follow(runner: ModelRunner) -> None:
+    """Raises UnsupportedError for servers that cannot follow a log, and UsageError for one that a trainer updates."""
+    if getattr(runner, "_sparsecast_end", None) is not None:
+        raise UsageError(
+            "a server takes its weights from a log or from a trainer, not from both, and a trainer has joined"
+        )
     if get_exec().features.enable_memory_saver and get_parallel().pp_size > 1:
         raise UnsupportedError(
             "--enable-memory-saver with --pp-size: the stages do not release their memory together, and the follower "

@@ -6,14 +6,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from fastapi.routing import APIRoute
 
 from sparsecast.engines.follow_routes import CHANGING_ROUTES, router
 from sparsecast.engines.follow_settings import FollowSettings, FollowStep
-from sparsecast.engines.log_following import LogFollowing
+from sparsecast.engines.log_following import LogFollowing, follow_when_told
 from sparsecast.engines.sglang import messages
 from sparsecast.engines.sglang.server import answers_of_replicas
 from sparsecast.errors import UsageError
@@ -24,8 +25,20 @@ class SglangEngine:
     data-parallel replicas, so that the server can follow a log.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, settings: FollowSettings) -> None:
+        """Raises UsageError for a server of several tokenizer processes, because each of them would lead the
+        schedulers.
+        """
+        from sglang.srt.runtime_context import get_serving
+
+        processes = get_serving().tokenizer_worker_num
+        if processes > 1:
+            raise UsageError(
+                f"SPARSECAST_FOLLOW: the server has {processes} tokenizer processes, and one leads the schedulers: "
+                "start SGLang with --tokenizer-worker-num 1"
+            )
         self._tokenizer = tokenizer
+        self._settings = settings
 
     async def ask(
         self, step: FollowStep, replicas: Sequence[int] = (), goal: int | None = None
@@ -38,6 +51,8 @@ class SglangEngine:
             phase["replicas"] = list(replicas)
         elif goal is not None:
             phase["goal"] = goal
+        if step == "follow":
+            phase["settings"] = self._settings.for_worker()
         action = messages.PREFIX + json.dumps(phase)
         request = CheckWeightsReqInput(action=action)
         answers = await answers_of_replicas(self._tokenizer, "check_weights_communicator", request)
@@ -74,30 +89,26 @@ class SglangEngine:
         await self._tokenizer.update_weight_version(stamp)
 
 
-def lead_server(tokenizer: Any, settings: FollowSettings) -> None:
-    """Adds the routes of a server that follows a log to SGLang's HTTP server, before it serves, and follows the log
-    while it serves.
+def lead_server(tokenizer: Any) -> None:
+    """Adds the routes of a server that follows a log to SGLang's HTTP server, before it serves, and follows a log while
+    it serves if the environment names one.
 
-    Raises UsageError for a server of several tokenizer processes, because each of them would lead the schedulers.
+    Raises UsageError naming an environment variable with a wrong value, and for a server of several tokenizer processes
+    that is to follow a log.
     """
-    from sglang.srt.runtime_context import get_serving
-
-    processes = get_serving().tokenizer_worker_num
-    if processes > 1:
-        raise UsageError(
-            f"SPARSECAST_FOLLOW: the server has {processes} tokenizer processes, and one leads the schedulers: start "
-            "SGLang with --tokenizer-worker-num 1"
-        )
     from sglang.srt.entrypoints.http_server import app
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
-    following = LogFollowing(SglangEngine(tokenizer), settings)
-    app.state.sparsecast_following = following
     routes = router()
     for route in routes.routes:
         if isinstance(route, APIRoute) and route.path in CHANGING_ROUTES:
             auth_level(AuthLevel.ADMIN_OPTIONAL)(route.endpoint)  # As SGLang's own routes that change weights.
     app.include_router(routes)
+    settings = FollowSettings.from_environment(os.environ, _server())
+    if settings is None:
+        return
+    following = LogFollowing(SglangEngine(tokenizer, settings), settings)
+    app.state.sparsecast_following = following
     serve = app.router.lifespan_context
 
     @contextlib.asynccontextmanager
@@ -110,3 +121,22 @@ def lead_server(tokenizer: Any, settings: FollowSettings) -> None:
                 task.cancel()
 
     app.router.lifespan_context = lifespan
+
+
+async def follow(tokenizer: Any, info: Mapping[str, Any]) -> str:
+    """Makes the server follow the log that `info` names (`FollowSettings.from_init_info`), and returns a sentence about
+    it when the schedulers have begun. Raises UsageError with the reason if it cannot.
+    """
+    from sglang.srt.entrypoints.http_server import app
+
+    settings = FollowSettings.from_init_info(info, os.environ, _server())
+    assert settings is not None
+    await follow_when_told(app.state, settings, lambda one: SglangEngine(tokenizer, one))
+    return f"follows {settings.location}"
+
+
+def _server() -> str:
+    """Returns a name that no other server of this machine has."""
+    from sglang.srt.runtime_context import get_serving
+
+    return f"{get_serving().host}-{get_serving().port}"

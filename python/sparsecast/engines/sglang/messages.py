@@ -120,6 +120,8 @@ class Phase:
     """For "expire": whether any rank of the server has heard that the version in doubt was committed."""
     goal: int | None = None
     """For "follow" and "follow_status": version beyond which nothing is fetched from the log; None: the newest."""
+    settings: Mapping[str, Any] | None = None
+    """For "follow": the log that is followed (`FollowSettings.for_worker`)."""
     replicas: tuple[int, ...] = ()
     """For "follow_apply" and "follow_drop": data-parallel replicas whose ranks have all staged a version."""
 
@@ -172,10 +174,19 @@ def parse_phase(text: str) -> Phase:
         _take(found, "seconds", 0.0, _seconds_or_none),
         _take(found, "committed", False, _flag),
         _take(found, "goal", None, _count),
+        _take(found, "settings", None, _settings),
         _take(found, "replicas", (), _counts),
     )
     _refuse_rest(found, "action")
     return phase
+
+
+def parse_follow(text: str) -> dict[str, Any] | None:
+    """Returns the JSON object in a `group_name` that names a log to follow in its field "follow"; None if the text is
+    for a group. Raises UsageError if the text is no such object.
+    """
+    found = _object(text, "group_name")
+    return found if "follow" in found else None
 
 
 def phase_action(
@@ -226,6 +237,17 @@ def _counts(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise UsageError(f"{name} is a {type(value).__name__} where a list of counts is due")
     return tuple(_count(name, item) for item in value)
+
+
+def _settings(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or value.keys() != {"location", "state", "keys", "interval"}:
+        raise UsageError(f"{name} is no object with location, state, keys and interval")
+    return {
+        "location": _text("location", value["location"]),
+        "state": _text("state", value["state"]),
+        "keys": list(_texts("keys", value["keys"])),
+        "interval": _seconds("interval", value["interval"]),
+    }
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sparsecast.engines.follow_settings import VARIABLE, FollowSettings
+from sparsecast.engines.follow_settings import VARIABLE
 from sparsecast.engines.request_versions import is_wanted
 from sparsecast.engines.sglang import messages, server, stages
 from sparsecast.errors import DirtyError, Error, UsageError
@@ -50,7 +50,7 @@ def register() -> None:
         (f"{_TOKENIZER}.check_weights", server.check_weights, HookType.AROUND),
         (f"{_STATE}.get_internal_state", add_status, HookType.AFTER),
         *([(f"{_SERVER}.set_global_state", server.add_request_versions, HookType.AFTER)] if is_wanted() else []),
-        *([(f"{_SERVER}.set_global_state", lead, HookType.AFTER)] if os.environ.get(VARIABLE) else []),
+        (f"{_SERVER}.set_global_state", lead, HookType.AFTER),
     ):
         if all(hook is not known for _, known, _ in HookRegistry._hooks.get(target, ())):
             HookRegistry.register(target, hook, kind)
@@ -69,15 +69,6 @@ def end_of(model_runner: Any, cpu_group: Any = None) -> SglangEnd | None:
     return end
 
 
-def settings_of_server() -> FollowSettings | None:
-    """Returns the settings with which the server of this process follows a log; None if it is to follow none. Raises
-    UsageError naming an environment variable with a wrong value.
-    """
-    from sglang.srt.runtime_context import get_serving
-
-    return FollowSettings.from_environment(os.environ, f"{get_serving().host}-{get_serving().port}")
-
-
 # -- in the scheduler's process ----------------------------------------------------------------------------------
 
 
@@ -89,11 +80,14 @@ def init_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
         return original(manager, request)
     from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqOutput
 
+    from sparsecast.engines.sglang.follow_worker import follower_of
+
     def join() -> str:
-        if os.environ.get(VARIABLE):
+        follower = follower_of(manager.tp_worker.model_runner)
+        if os.environ.get(VARIABLE) or (follower is not None and follower.follows):
             raise UsageError(
-                f"{VARIABLE}: a server takes its weights from a log or from a trainer, not from both; start SGLang "
-                "without this variable, or leave it to the log"
+                "a server takes its weights from a log or from a trainer, not from both, and this one follows a log "
+                f"until it ends; start SGLang without {VARIABLE}, or leave it to the log"
             )
         info = messages.parse_group(request.group_name)
         offset = request.rank_offset
@@ -240,7 +234,7 @@ def _run_follow_phase(manager: Any, phase: messages.Phase) -> str:
     from sparsecast.engines.sglang.follow_worker import follow, statuses
 
     group = _group_of(manager)
-    follower = follow(manager.tp_worker.model_runner, settings_of_server(), _replica()[0], group, phase.goal)
+    follower = follow(manager.tp_worker.model_runner, phase.settings, _replica()[0], group, phase.goal)
     is_meant = follower.replica in phase.replicas
     if phase.phase == "follow_apply" and is_meant:
         follower.apply(0.0)
@@ -326,11 +320,9 @@ def add_status(result: Any, controller: Any, request: Any) -> Any:
 
 def lead(result: Any, state: Any) -> Any:
     """Hook after the function that gives SGLang's HTTP server its tokenizer manager: starts to lead the server through
-    the versions of a log, if it is to follow one. Returns `result`, the result of the hooked function.
+    the versions of a log, if its environment names one. Returns `result`, the result of the hooked function.
     """
     from sparsecast.engines.sglang.led_engine import lead_server
 
-    settings = settings_of_server()
-    if settings is not None:
-        lead_server(state.tokenizer_manager, settings)
+    lead_server(state.tokenizer_manager)
     return result

@@ -29,12 +29,21 @@ Check = Callable[..., Awaitable[Answer]]
 
 async def init_group(original: Callable[..., Any], tokenizer: Any, obj: Any, request: Any = None) -> tuple[bool, str]:
     """Hands `/init_weights_update_group` with backend "sparsecast" to all data-parallel replicas, because SGLang's own
-    method refuses servers with several. Returns whether all replicas succeeded, and their answers. Hands requests for
-    other backends to `original`.
+    method refuses servers with several. Returns whether all replicas succeeded, and their answers. If the group's name
+    has a log in its field "follow", the server begins to follow that log instead. Hands requests for other backends to
+    `original`.
     """
     if obj.backend != messages.BACKEND:
         success, words = await original(tokenizer, obj, request)
         return success, words
+    try:
+        log = messages.parse_follow(obj.group_name)
+        if log is not None:
+            from sparsecast.engines.sglang.led_engine import follow
+
+            return True, await follow(tokenizer, log)
+    except Error as error:
+        return False, f"{error} [{error.code}]"
     return await _ask_replicas(tokenizer, "init_weights_update_group_communicator", obj)
 
 

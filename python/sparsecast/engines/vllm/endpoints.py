@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Request
 
 from sparsecast.engines import follow_routes, log_following, request_versions
-from sparsecast.engines.follow_settings import VARIABLE, FollowSettings
+from sparsecast.engines.follow_settings import FollowSettings
 from sparsecast.engines.lease import MAX_LEASE_SECONDS, PauseLease
 from sparsecast.engines.vllm.led_engine import VllmEngine
 from sparsecast.engines.vllm.workers import ask_workers
@@ -51,7 +51,7 @@ class SparsecastEndpoints:
     required_tasks = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds to the server the route of leases in development mode, the routes of a log if it follows one, and the
+        """Adds to the server the route of leases in development mode, the routes of a log that it may follow, and the
         middleware for requests that name versions if the environment switches it on.
         """
         from vllm import envs
@@ -60,21 +60,39 @@ class SparsecastEndpoints:
             app.add_middleware(request_versions.RequestVersions)
         if envs.VLLM_SERVER_DEV_MODE:
             app.include_router(_router())
-        if os.environ.get(VARIABLE):
-            app.include_router(follow_routes.router())
+        app.include_router(follow_routes.router())
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
-        """Puts the pause of the server's engine into `state`, and starts to follow a log if the environment names one.
-        Raises UsageError for wrong settings.
+        """Puts the pause of the server's engine into `state`, and starts to follow a log if the environment names one;
+        otherwise a call of /init_weight_transfer_engine may do so later. Raises UsageError for wrong settings.
         """
         processes = getattr(args, "api_server_count", None) or 1
         state.sparsecast_pause = VllmPause(engine_client, processes) if engine_client is not None else None
         server = f"{getattr(args, 'host', None) or 'any'}-{getattr(args, 'port', 0)}"
         settings = FollowSettings.from_environment(os.environ, server)
-        if settings is not None and engine_client is not None:
+        if engine_client is None:
+            return
+        if settings is not None:
             engine = VllmEngine(engine_client, settings, processes)
             state.sparsecast_following = log_following.LogFollowing(engine, settings, _log)
             state.sparsecast_following_task = asyncio.create_task(state.sparsecast_following.run())
+        _follow_when_told(engine_client, state, server, processes)
+
+
+def _follow_when_told(client: EngineClient, state: State, server: str, processes: int) -> None:
+    """Makes `client`, the engine of a server, follow a log when the init info of a weight transfer names one in its
+    field "follow". `server` is a name that no other server of this machine has.
+    """
+    join = client.init_weight_transfer_engine
+
+    async def join_or_follow(request: Any) -> None:
+        settings = FollowSettings.from_init_info(request.init_info, os.environ, server)
+        if settings is None:
+            await join(request)
+        else:
+            await log_following.follow_when_told(state, settings, lambda one: VllmEngine(client, one, processes), _log)
+
+    client.init_weight_transfer_engine = join_or_follow
 
 
 class VllmPause:

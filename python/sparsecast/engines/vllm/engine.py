@@ -38,7 +38,7 @@ from sparsecast.engines.trace.loader import CanonicalTensor, TracedLoader
 from sparsecast.engines.vllm.error_codes import with_code
 from sparsecast.engines.vllm.live_model import LiveModel, TraceRequest, draft_model
 from sparsecast.engines.vllm.model import refuse_moving_experts, refuse_new_ties
-from sparsecast.engines.vllm.plugin import check_version, say_what_is_missing
+from sparsecast.engines.vllm.plugin import add_follow_methods, check_version, say_what_is_missing
 from sparsecast.errors import DirtyError, UsageError, VersionGapError
 from sparsecast.transports import Channels, World
 
@@ -166,10 +166,13 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
     ) -> None:
         check_version()
         super().__init__(config, vllm_config, device, model)
+        add_follow_methods()  # The worker may be told to follow a log.
         self.receiver: Receiver | None = None
         self.traced: TracedLoader | None = None
         self.recomputations: list[Recomputation] = []
         """Recomputations of what vLLM computes from the weights of the target, and of a draft that follows."""
+        self.followed = ""
+        """Location of the log that the worker follows; empty if it follows none."""
         self.live = LiveModel(vllm_config, model)
         self._asked: tuple[list[CanonicalTensor], dict[str, str]] | None = None  # Table and modes of the receiver.
         self._fence = TrainerFence()
@@ -184,6 +187,11 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         version may have other fields: raises UnsupportedError if it does not work with this one.
         """
         refuse_other_release(init_dict.get("release", ""))
+        if "follow" in init_dict:
+            raise UsageError(
+                "follow: the API process of the server leads workers that follow a log: start vLLM with "
+                "VLLM_PLUGINS=sparsecast"
+            )
         parsed: SparsecastInitInfo = super().parse_init_info(init_dict)
         return parsed
 
@@ -200,6 +208,11 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         """
         say_what_is_missing()
         refuse_moving_experts(self.parallel_config)
+        if self.followed:
+            raise UsageError(
+                f"a server takes its weights from a log or from a trainer, not from both, and this one follows "
+                f"{self.followed} until it ends"
+            )
         group = get_world_group()
         raise_if_any_failed(self._fence.refusal(init_info.engine, init_info.trainer), group.cpu_group)
         self._timeout = init_info.timeout

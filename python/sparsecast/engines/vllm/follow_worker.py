@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from sparsecast.engines.trace.loader import CanonicalTensor
+    from sparsecast.engines.vllm.engine import SparsecastWeightTransferEngine
 
 METHODS = ("sparsecast_follow", "sparsecast_follow_status", "sparsecast_follow_apply", "sparsecast_follow_drop")
 
@@ -27,12 +28,15 @@ _log = logging.getLogger("vllm.sparsecast")
 
 
 def sparsecast_follow(self: Any, settings: dict[str, Any], goal: int | None = None) -> dict[str, Any]:
-    """Makes this worker follow the log of `settings` (`FollowSettings.for_worker`), at the first call, up to version
+    """Makes this worker follow the log of `settings` (`FollowSettings.for_worker`), unless it follows one, up to version
     `goal` (None: the newest). Returns the status; if the worker cannot follow, its state is "broken", with the reason.
     """
-    if getattr(self, _ATTRIBUTE, None) is None:
+    known: WorkerFollower | None = getattr(self, _ATTRIBUTE, None)
+    if known is None or not known.follows:
         follower = _follower(self, settings, goal)
         setattr(self, _ATTRIBUTE, follower)
+        if (engine := _transfer_engine(self)) is not None and follower.follows:
+            engine.followed = settings["location"]
         _sleep_with(self, follower)
     return sparsecast_follow_status(self, goal)
 
@@ -125,7 +129,7 @@ def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> F
     traced, recomputations = trace_for_log(
         log,
         group.cpu_group,
-        lambda: _refuse_what_cannot_follow(config),
+        lambda: _refuse_what_cannot_follow(worker),
         lambda modes: live.trace(TraceRequest(table(), modes=modes), verify=True),
     )
     return FollowedModel(
@@ -140,7 +144,17 @@ def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> F
     )
 
 
-def _refuse_what_cannot_follow(config: Any) -> None:
+def _transfer_engine(worker: Any) -> SparsecastWeightTransferEngine | None:
+    """Returns the worker's weight-transfer engine of this library; None if it has none, or another."""
+    engine = getattr(worker, "weight_transfer_engine", None)
+    if engine is None:
+        return None
+    from sparsecast.engines.vllm.engine import SparsecastWeightTransferEngine
+
+    return engine if isinstance(engine, SparsecastWeightTransferEngine) else None
+
+
+def _refuse_what_cannot_follow(worker: Any) -> None:
     """Raises UnsupportedError if vLLM's version or the server's options exclude following a log: weights from a
     trainer, or moving experts.
     """
@@ -148,7 +162,8 @@ def _refuse_what_cannot_follow(config: Any) -> None:
     from sparsecast.engines.vllm.plugin import check_version
 
     check_version()
-    if config.weight_transfer_config is not None:
+    config, engine = worker.vllm_config, _transfer_engine(worker)
+    if config.weight_transfer_config is not None and (engine is None or engine.receiver is not None):
         raise UnsupportedError(
             "--weight-transfer-config: a server takes its weights from a log or from a trainer, not from both; start vLLM "
             "without it, or without SPARSECAST_FOLLOW"

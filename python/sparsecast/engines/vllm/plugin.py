@@ -91,10 +91,8 @@ def _limit_vector_units() -> None:
         torch.cpu._is_amx_tile_supported = lambda: False
 
 
-def _add_worker_methods() -> None:
-    """Gives vLLM's workers the methods with which they follow a log, if SPARSECAST_FOLLOW names a log."""
-    if not os.environ.get("SPARSECAST_FOLLOW"):
-        return
+def add_follow_methods() -> None:
+    """Gives vLLM's workers the methods with which they follow a log."""
     from vllm.v1.worker.worker_base import WorkerBase
 
     from sparsecast.engines.vllm import follow_worker
@@ -119,7 +117,8 @@ def register() -> None:
         return
 
     _limit_vector_units()
-    _add_worker_methods()
+    if os.environ.get("SPARSECAST_FOLLOW"):
+        add_follow_methods()
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "sparsecast.engines.vllm.engine", "SparsecastWeightTransferEngine"
