@@ -41,6 +41,11 @@ class Follower:
         options = {"kind": self.kind, "port": port, "ranks": ranks, "cut": cut, "follows": str(self.work / "log")}
         return self.start(self.model, *flags, variables={**state, **variables}, **options)
 
+    def tell(self, location: str) -> None:
+        """Tells the server, which was started for a trainer, to follow this log."""
+        info = {"follow": location, "follow_state": str(self.work / "state"), "follow_interval": 0.2}
+        self.server.post("/init_weight_transfer_engine", {"init_info": info})
+
     def publish(self) -> int:
         with torch.no_grad():
             for parameter in self.trainer.parameters():
