@@ -3,10 +3,14 @@
 
 The group outlives a sync. The sender sends everything (a seed) when any rollout worker does not hold what the sender
 holds: the first time, after a restart, after any failure.
+
+With the option `log` the records go through a delta log, which other readers may follow, too. The group is the same,
+and every sync is one version of the log. A seed is the way from the log's newest version to the sender's weights.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -15,10 +19,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 
 from sparsecast.engines.release import own_release
-from sparsecast.errors import UsageError
+from sparsecast.errors import Error, UsageError
+from sparsecast.torch import Log
+from sparsecast.transports import AnyPath
 
 from ._checkpoint_group import Group, Hello, Plan
 from ._chunks import ChunkReader
+from ._log_end import LogEnd, log_of
 from ._mirror import Mirror
 
 Reader = TypeVar("Reader", bound=ChunkReader)
@@ -45,9 +52,13 @@ class DeltaEngine(Generic[Reader]):
         threads: int = 0,
         interface: str = "",
         shared_dir: str = "/dev/shm",
+        log: AnyPath | Log | Mapping[str, Any] | None = None,
+        positions: str = "packed",
     ) -> None:
         if channels not in ("control", "nccl"):
             raise UsageError(f"{self.options_at}.channels is 'control' or 'nccl', not {channels!r}")
+        if log is not None and channels == "nccl":
+            raise UsageError(f"{self.options_at}.log carries the records, so that channels carries none: leave one out")
         self.bucket_size = int(bucket_size)
         self._channels = channels
         self._timeout = float(timeout)
@@ -60,6 +71,9 @@ class DeltaEngine(Generic[Reader]):
         self._mirror: Mirror | None = None
         self._stream = ""
         self._version = 0
+        self._log = None if log is None else log_of(log, f"{self.options_at}.log")
+        self._positions = positions
+        self._log_end: LogEnd | None = None
 
     def _meet(self, meeting: Mapping[str, Any], rank: int, size: int, node: int, leader: bool) -> None:
         """Leaves the previous group, and joins the new group that `meeting` describes, as rank `rank` of `size`. `node`
@@ -72,7 +86,7 @@ class DeltaEngine(Generic[Reader]):
             size=size,
             node=node,
             leader=leader,
-            channels=self._channels,
+            channels=self._channels if self._log is None else None,
             interface=self._interface,
             timeout=self._timeout,
         )
@@ -105,7 +119,21 @@ class DeltaEngine(Generic[Reader]):
         if plan.seed:
             self._mirror = None  # The memory of the old one first.
             self._mirror = Mirror(self.without_copy) if has_copy else None
+            self._renew_log_end(group)
+        if self._log_end is not None and step is not None:
+            self._log_end.label = f"step {step}"
         return plan
+
+    def _renew_log_end(self, group: Group) -> None:
+        """Makes a new end of the log, if there is one and this rank of `group` is at an end of it. The previous end had
+        the tensors of the previous mirror.
+        """
+        previous, self._log_end = self._log_end, None
+        if previous is not None:
+            with contextlib.suppress(Error):  # A sync that failed has raised it.
+                previous.close()
+        if self._log is not None and (group.rank == 0 or group.leader):
+            self._log_end = LogEnd(self._log, self._positions, self._threads)
 
     def _receive(self, step: int | None = None) -> tuple[Plan, Reader | None]:
         """Runs a sync on a rollout worker up to the vote. Returns the plan, and the reader with the chunks that came,
@@ -118,6 +146,10 @@ class DeltaEngine(Generic[Reader]):
             while (chunk := group.next_chunk()) is not None:
                 if reader is not None:
                     reader.read(*chunk)
+            if self._log is not None:
+                version = group.next_version()
+                if reader is not None:
+                    reader.update(version)
             group.vote()
             return plan, reader
         except Exception as error:

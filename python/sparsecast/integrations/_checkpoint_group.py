@@ -2,12 +2,12 @@
 """Group of the sender (trainer rank 0, world rank 0) and all rollout workers, and what it says besides records.
 
 Three channels: `world` has all of them; `transport` has the sender and one rollout worker of each node, its leader, and
-carries records; `node` has the rollout workers of one node. The framework (verl, NeMo-RL) hands the meeting's address
-and secret to all workers through Ray.
+carries records, unless a delta log does; `node` has the rollout workers of one node. The framework (verl, NeMo-RL)
+hands the meeting's address and secret to all workers through Ray.
 
 A sync over `world`: all ranks gather what they hold, and each makes the same plan of it; the sender names the tensors
-of each chunk, whose records follow by `transport`, until there are no more; all ranks vote, and after the vote nothing
-can fail but the hand-over to the engine.
+of each chunk, whose records follow by `transport`, until there are no more; with a log it then names the version that
+has them. All ranks vote, and after the vote nothing can fail but the hand-over to the engine.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Group:
         size: int,
         node: int,
         leader: bool,
-        channels: str,
+        channels: str | None,
         interface: str,
         timeout: float,
     ) -> None:
@@ -178,10 +178,10 @@ class Group:
             interface=interface,
             timeout=timeout,
         )
-        carrier = self.world.split(0 if rank == 0 or leader else -1, rank, timeout)
+        carrier = self.world.split(0 if channels and (rank == 0 or leader) else -1, rank, timeout)
         self._node: ControlChannel | None = self.world.split(node if rank > 0 else -1, rank, timeout)
         self._transport: Transport | None = None
-        if rank == 0 or leader:
+        if carrier is not None:
             self._transport = nccl_transport(carrier, timeout=timeout) if channels == "nccl" else tcp_transport(carrier)
 
     @property
@@ -256,6 +256,21 @@ class Group:
         if type(fields.get("new")) is not bool:
             raise CorruptError("it does not say whether its tensors are new", "chunk")
         return fields["new"], parse_entries(fields.get("tensors"))
+
+    def announce_version(self, version: int) -> None:
+        """Called on the sender after `announce_end`, if a log carries the records: tells the rollout workers the version
+        of the log that has this sync.
+        """
+        message = _encode({"version": version})
+        self.message_bytes += len(message)
+        self.world.broadcast(message, self.timeout)
+
+    def next_version(self) -> int:
+        """Called on a rollout worker when no more chunks come: returns the version of `announce_version`."""
+        version = json_object(self.world.broadcast(b"", self.timeout), "version").get("version")
+        if type(version) is not int or version < 0:
+            raise CorruptError(f"{version!r} is no version of a log", "version")
+        return version
 
     def vote(self) -> None:
         """Waits until every rank has called this function. Raises PeerFailedError, with the reason, if a rank has

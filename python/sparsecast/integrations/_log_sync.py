@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsecast import _core
 from sparsecast.control import Endpoint
 from sparsecast.control.followers import ask_followers
-from sparsecast.torch import Log, Publisher, PublishReport, Subscriber
+from sparsecast.torch import Log, Publisher, PublishReport
 from sparsecast.transports import AnyPath
 
 from ._gathered import GatheredWeights, Rename, WireDtype, drain
+from ._log_end import open_publisher, with_scratch
 from ._vllm_server import endpoint_of, look_at_follower
 
 
@@ -171,20 +171,8 @@ class LogSync:
         log = self._log()
         if not log.mirror or not log.state:
             self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="sparsecast-log-")
-            own = pathlib.Path(self._scratch.name)
-            log = replace(log, mirror=log.mirror or own / "mirror.safetensors", state=log.state or own / "state")
-        tensors = self._weights.tensors
-        positions = self._options.positions
-        if _core.log_head(log.location, list(log.trusted_keys), log.timeout) is None:
-            return Publisher(tensors.items(), transport=log, positions=positions)
-        # A publisher begins with what the log holds; the next version is the way from there to these weights.
-        now = {name: tensor.clone() for name, tensor in tensors.items()}
-        try:
-            Subscriber(tensors.items(), transport=log).update()
-            return Publisher(tensors.items(), transport=log, positions=positions)
-        finally:
-            for name, tensor in now.items():
-                tensors[name].copy_(tensor)
+            log = with_scratch(log, pathlib.Path(self._scratch.name))
+        return open_publisher(log, self._weights.tensors, positions=self._options.positions)
 
 
 def _served_dtype(name: str, tensor: torch.Tensor) -> torch.dtype | None:

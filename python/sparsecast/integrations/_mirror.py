@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,6 +79,10 @@ class Mirror:
     @property
     def names(self) -> list[str]:
         return list(self._tensors)
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return self._tensors
 
     @property
     def nbytes(self) -> int:

@@ -7,6 +7,7 @@ NeMo-RL's package is empty: SPARSECAST_NEMO_RL_SOURCE is a checkout (scripts/tra
 from __future__ import annotations
 
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from nemo_rl_threads import TRANSPORT, Tensors, Threads, generation_config
 from sparsecast import errors
 from sparsecast.buffers import bits_of
 from sparsecast.integrations import _node_files as files_module
+from sparsecast.torch import Log, Subscriber
 
 Make = Callable[..., Threads]
 
@@ -103,6 +105,36 @@ def test_tensors_that_come_later_are_taken(make: Make) -> None:
     threads.tensors["layers.0.k_scale"] = torch.tensor(0.5)
     assert threads.sync().changed == 1
     assert threads.loaded() == [["layers.0.k_scale"]] * 4
+    threads.assert_same()
+
+
+@pytest.mark.parametrize("nodes", [["a", "a"], ["a", "b"]], ids=["one node", "two nodes"])
+def test_the_records_may_go_through_a_log_that_others_read(
+    make: Make, random: torch.Generator, nodes: list[str], tmp_path: pathlib.Path
+) -> None:
+    threads = make(nodes, log=str(tmp_path / "log"), release_after_refit=True)
+    assert threads.sync().sent_tensors == 13
+    threads.assert_same()
+    held = {name: torch.zeros_like(value) for name, value in threads.tensors.items()}
+    reader = Subscriber(held.items(), transport=Log(tmp_path / "log", state=tmp_path / "reader"))
+    for _ in range(2):
+        changed = step(threads.tensors, random)
+        figures = threads.sync()
+        assert figures.changed == changed and figures.sent_tensors == 6 and figures.record_bytes < 2 * changed
+        assert threads.loaded() == [EVEN] * 4
+        threads.assert_same()
+        reader.update()
+        assert all(torch.equal(bits_of(held[name]), bits_of(value)) for name, value in threads.tensors.items())
+    threads.tensors["layers.0.k_scale"] = torch.tensor(0.25)
+    with pytest.raises(errors.UsageError, match=r"tensor 'layers.0.k_scale': .* a log keeps to the tensors"):
+        threads.sync()
+    del threads.tensors["layers.0.k_scale"]
+    threads.rollouts[-1].fail = True
+    with pytest.raises(RuntimeError, match="the loader is broken"):
+        threads.sync()
+    threads.rollouts[-1].fail = False
+    step(threads.tensors, random)
+    assert threads.sync().sent_tensors == 13
     threads.assert_same()
 
 

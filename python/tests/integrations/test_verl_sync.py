@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import shutil
 from collections.abc import Iterator
 
@@ -107,3 +108,12 @@ def test_nan_stops_the_sync_by_name_on_every_rank(cluster: Cluster) -> None:
     cluster.on_trainers("heal")
     assert cluster.sync()["seed"] == 1
     assert_same(cluster)
+
+
+def test_the_records_may_go_through_a_log(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    cluster.use(log={"location": str(tmp_path / "log")})
+    for seed in (1, 0, 0):
+        cluster.on_trainers("step")
+        assert cluster.sync()["seed"] == seed
+        assert_same(cluster)
+    assert len(list((tmp_path / "log" / "deltas").glob("*.scd"))) >= 3

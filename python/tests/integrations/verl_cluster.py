@@ -47,6 +47,15 @@ def configuration(**options: Any) -> dict[str, Any]:
     }
 
 
+def new_engine(config: Any, **more: Any) -> Any:
+    """As ActorRolloutRefWorker.init_model and CheckpointEngineWorker make it."""
+    parsed = omega_conf_to_dataclass(config)
+    import_external_libs(parsed.custom_backend_module or None)
+    bucket_size = parsed.update_weights_bucket_megabytes << 20
+    options = parsed.engine_kwargs.get(parsed.backend, {})
+    return CheckpointEngineRegistry.new(parsed.backend, bucket_size=bucket_size, **more, **options)
+
+
 class Trainer(ActorRolloutRefWorker):
     """One rank. verl's constructor builds models and rollouts on GPUs; this one builds what a sync needs of it."""
 
@@ -66,15 +75,11 @@ class Trainer(ActorRolloutRefWorker):
         engine._uses_fsdp2_cpu_offload_policy = engine._is_offload_param = engine._qat_enabled = False
         self.actor = SimpleNamespace(engine=engine)
         self._optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6, weight_decay=0.0)
-        # As ActorRolloutRefWorker.init_model does it.
-        parsed = omega_conf_to_dataclass(self.config.rollout.checkpoint_engine)
-        import_external_libs(parsed.custom_backend_module or None)
-        self.checkpoint_engine = CheckpointEngineRegistry.new(
-            parsed.backend,
-            is_master=dist.get_rank() == 0,
-            bucket_size=parsed.update_weights_bucket_megabytes << 20,
-            **parsed.engine_kwargs.get(parsed.backend, {}),
-        )
+        self.use(self.config.rollout.checkpoint_engine)
+
+    def use(self, config: Any) -> None:
+        """Makes the engine anew by another configuration."""
+        self.checkpoint_engine = new_engine(config, is_master=dist.get_rank() == 0)
 
     def step(self) -> None:
         """An optimizer step of small updates: about one element of a hundred changes in bf16."""
@@ -110,8 +115,17 @@ class Rollout(CheckpointEngineWorker):
         assert isinstance(parsed, CheckpointEngineConfig)
         server = SERVERS[kind](ServedModel(WIDTH))
         super().__init__(RolloutConfig(name=kind, checkpoint_engine=parsed), None, server_adapter=server)
+        self._node = node
+        self._say_node()
+
+    def use(self, config: Any) -> None:
+        """Makes the engine anew by another configuration."""
+        self.checkpoint_engine = new_engine(OmegaConf.create(config))
+        self._say_node()
+
+    def _say_node(self) -> None:
         prepare = self.checkpoint_engine.prepare
-        self.checkpoint_engine.prepare = lambda: {**prepare(), "node": node}
+        self.checkpoint_engine.prepare = lambda: {**prepare(), "node": self._node}
 
     def bits(self) -> dict[str, torch.Tensor]:
         return self.server_adapter.model.bits()
@@ -170,6 +184,13 @@ class Cluster:
     def restart(self, index: int) -> None:
         ray.kill(self.rollouts[index])
         self.rollouts[index] = self._start(*self._kinds[index])
+
+    def use(self, **options: Any) -> None:
+        """Makes the engines of all ranks anew with other options; servers keep what they have."""
+        self.config = configuration(**options)
+        trainer_config = OmegaConf.create(self.config)
+        calls = [trainer.use.remote(trainer_config) for trainer in self.trainers]
+        ray.get([*calls, *(rollout.use.remote(self.config) for rollout in self.rollouts)], timeout=300)
 
     def on_trainers(self, method: str) -> list[Any]:
         return ray.get([getattr(trainer, method).remote() for trainer in self.trainers], timeout=300)

@@ -38,6 +38,10 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
     this class:
 
     - `channels`: transport that carries records: "control" (TCP, encrypted; the default) or "nccl".
+    - `log`: location of a delta log that carries the records in place of `channels`: a directory that all nodes see, or
+      "s3://bucket/prefix"; or a mapping of `location`, `key`, `trusted_keys`, `mirror` and `timeout` of a `Log`.
+    - `positions`: encoding of positions in the log: "packed" (the default), which servers with several workers can
+      follow, or "auto", which is smaller.
     - `timeout`: seconds after which a wait for another rank ends (600).
     - `threads`: number of threads that encode and decode (0, the default: one for each core, at most 8).
     - `host`: address at which the rollout workers reach the policy's first rank (by default Ray's for its node).
@@ -129,7 +133,7 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
     def _send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         plan = self._begin()
         assert self._mirror is not None
-        writer = ChunkWriter(self._joined(), self._mirror, plan, self.bucket_size, self._threads)
+        writer = ChunkWriter(self._joined(), self._mirror, plan, self.bucket_size, self._threads, self._log_end)
         self._write(weights, writer, self._mirror)
         writer.finish()
         self._commit(plan)
@@ -191,7 +195,7 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
 
     def _reader(self, group: Group, mirror: Mirror, plan: Plan) -> SharedReader:
         files = NodeFiles(group.node, self._shared_dir, f"{self.options_at}.shared_dir", self._timeout)
-        return SharedReader(group, mirror, plan, self._threads, files)
+        return SharedReader(group, mirror, plan, self._threads, files, self._log_end)
 
     def _batches(self, mirror: Mirror, names: Sequence[str]) -> Iterator[list[tuple[str, torch.Tensor]]]:
         batch: list[tuple[str, torch.Tensor]] = []

@@ -17,6 +17,7 @@ from sparsecast.errors import CorruptError
 
 from .._checkpoint_group import Group, Plan
 from .._chunks import ChunkReader
+from .._log_end import LogEnd
 from .._mirror import Entry, Mirror, torch_dtype
 from .._node_files import NodeFiles
 
@@ -26,8 +27,10 @@ _ALIGNMENT = 64
 class SharedReader(ChunkReader):
     """A reader whose mirror is in memory that all rollout workers of the node share through `files`."""
 
-    def __init__(self, group: Group, mirror: Mirror, plan: Plan, threads: int, files: NodeFiles) -> None:
-        super().__init__(group, mirror, plan, threads)
+    def __init__(
+        self, group: Group, mirror: Mirror, plan: Plan, threads: int, files: NodeFiles, log_end: LogEnd | None
+    ) -> None:
+        super().__init__(group, mirror, plan, threads, log_end)
         self._files = files
 
     def _allocate(self, entries: Sequence[Entry]) -> Sequence[torch.Tensor | None]:

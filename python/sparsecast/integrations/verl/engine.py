@@ -43,6 +43,10 @@ class SparsecastCheckpointEngine(DeltaEngine[ChangeReader], CheckpointEngine):
     """verl's checkpoint engine by sparsecast. Its options are under `checkpoint_engine.engine_kwargs.delta_sharded`:
 
     - `channels`: transport that carries records: "control" (TCP, encrypted; the default) or "nccl".
+    - `log`: location of a delta log that carries the records in place of `channels`: a directory that all nodes see, or
+      "s3://bucket/prefix"; or a mapping of `location`, `key`, `trusted_keys`, `mirror` and `timeout` of a `Log`.
+    - `positions`: encoding of positions in the log: "packed" (the default), which servers with several workers can
+      follow, or "auto", which is smaller.
     - `timeout`: seconds after which a wait for another rank ends (600).
     - `threads`: number of threads that encode and decode (0, the default: one for each core, at most 8).
     - `interface`: name or address of the network interface.
@@ -179,7 +183,7 @@ class SparsecastCheckpointEngine(DeltaEngine[ChangeReader], CheckpointEngine):
         if plan is not None:
             # Not `_joined`: what breaks the group from here on must not keep this rank from the exports.
             assert self._group is not None and self._mirror is not None
-            writer = ExportWriter(self._group, self._mirror, plan, self.bucket_size, self._threads)
+            writer = ExportWriter(self._group, self._mirror, plan, self.bucket_size, self._threads, self._log_end)
         if kind == _SEED:
             consume_full(
                 engine.get_per_tensor_param()[0], self._dtype, partial(writer.take, writer.add_full) if writer else None
@@ -220,7 +224,7 @@ class SparsecastCheckpointEngine(DeltaEngine[ChangeReader], CheckpointEngine):
         return group.rank == 0 or group.leader
 
     def _reader(self, group: Group, mirror: Mirror, plan: Plan) -> ChangeReader:
-        return ChangeReader(group, mirror, plan, self._threads)
+        return ChangeReader(group, mirror, plan, self._threads, self._log_end)
 
     def _hand_over(self, group: Group, plan: Plan, reader: ChangeReader | None) -> Iterator[Flush]:
         files = NodeFiles(group.node, self._shared_dir, f"{self.options_at}.shared_dir", self._timeout)

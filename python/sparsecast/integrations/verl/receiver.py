@@ -22,6 +22,7 @@ from sparsecast.errors import CorruptError
 
 from .._checkpoint_group import Group, Plan
 from .._chunks import ChunkReader
+from .._log_end import LogEnd
 from .._mirror import Mirror, dtype_word, torch_dtype
 from .._node_files import NodeFiles
 
@@ -47,15 +48,18 @@ class Changed:
 class ChangeReader(ChunkReader):
     """Reader of a leader. `changed` has the elements that differ from the version before."""
 
-    def __init__(self, group: Group, mirror: Mirror, plan: Plan, threads: int) -> None:
-        super().__init__(group, mirror, plan, threads)
+    def __init__(self, group: Group, mirror: Mirror, plan: Plan, threads: int, log_end: LogEnd | None) -> None:
+        super().__init__(group, mirror, plan, threads, log_end)
         self.changed: list[Changed] = []
+        self._old: dict[str, torch.Tensor] = {}
 
-    def _receive(self, new: bool, names: Sequence[str]) -> None:
-        before = [] if new else [self.mirror.flat_bits(name).clone() for name in names]
-        super()._receive(new, names)
-        for name, old in zip(names, before, strict=False):
-            self._collect(name, old)
+    def _before(self, names: Sequence[str]) -> None:
+        self._old.update((name, self.mirror.flat_bits(name).clone()) for name in names)
+
+    def _after(self) -> None:
+        while self._old:
+            name = next(iter(self._old))
+            self._collect(name, self._old.pop(name))
 
     def _collect(self, name: str, old: torch.Tensor) -> None:
         new = self.mirror.flat_bits(name)

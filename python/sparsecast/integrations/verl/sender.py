@@ -15,6 +15,7 @@ from sparsecast.errors import CorruptError, DigestMismatchError, UsageError
 
 from .._checkpoint_group import Group, Plan
 from .._chunks import ChunkWriter, Totals
+from .._log_end import LogEnd
 from .._mirror import Mirror, host_bits
 
 LARGEST_TENSOR = (1 << 31) - 1
@@ -28,8 +29,10 @@ class ExportWriter(ChunkWriter):
     collective over the trainer's ranks and must be read to its end.
     """
 
-    def __init__(self, group: Group, mirror: Mirror, plan: Plan, chunk_bytes: int, threads: int) -> None:
-        super().__init__(group, mirror, plan, chunk_bytes, threads)
+    def __init__(
+        self, group: Group, mirror: Mirror, plan: Plan, chunk_bytes: int, threads: int, log_end: LogEnd | None
+    ) -> None:
+        super().__init__(group, mirror, plan, chunk_bytes, threads, log_end)
         self.failure: Exception | None = None
 
     def take(self, work: Callable[..., None], *arguments: Any) -> None:
