@@ -7,7 +7,8 @@ hands the meeting's address and secret to all workers through Ray.
 
 A sync over `world`: all ranks gather what they hold, and each makes the same plan of it; the sender names the tensors
 of each chunk, whose records follow by `transport`, until there are no more; with a log it then names the version that
-has them. All ranks vote, and after the vote nothing can fail but the hand-over to the engine.
+has them. All ranks vote, and after the vote nothing can fail but the hand-over to the engine. docs/architecture.md says
+why this is not a group of the control plane.
 """
 
 from __future__ import annotations
