@@ -2,7 +2,7 @@
 """Prints how long syncs take on CPUs: a trainer and two rollout workers of one node, as threads of one process, with what
 the test does with the flushes.
 
-python verl_time.py [MILLIONS_OF_PARAMETERS]
+python verl_time.py [MILLIONS_OF_PARAMETERS [DIRECTORY_OF_A_LOG]]
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from verl_threads import Threads, random_step
 
 def main() -> None:
     millions = int(sys.argv[1]) if len(sys.argv) > 1 else 160
+    through = {"log": sys.argv[2]} if len(sys.argv) > 2 else {}
     generator = torch.Generator().manual_seed(1)
     weights = {
         f"layers.{index}.weight": (torch.randn(millions * 125_000, generator=generator) * 0.02).to(torch.bfloat16)
         for index in range(8)
     }
     with pytest.MonkeyPatch.context() as patch:
-        threads = Threads(weights, ["a", "a"], patch, bucket_size=64 << 20, timeout=300.0, threads=0)
+        threads = Threads(weights, ["a", "a"], patch, bucket_size=64 << 20, timeout=300.0, threads=0, **through)
         for _ in range(4):
             threads.meet()
             began, worked = time.monotonic(), time.process_time()
