@@ -235,6 +235,7 @@ def start_ray() -> str:
         include_dashboard=False,
         object_store_memory=100 << 20,
         _temp_dir=directory,
+        runtime_env={"env_vars": {"TMPDIR": directory}},  # Actors are killed, and leave what they have there.
         _node_ip_address="127.0.0.1",
         log_to_driver=bool(os.environ.get("SPARSECAST_TEST_LOG")),
     )
