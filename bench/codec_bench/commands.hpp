@@ -19,6 +19,9 @@ int run_sizes(std::uint64_t elements, Record& record);
 /// Runs `--summary`: times against a plain compare scan, measured in turns within each of `repeat` rounds, on arrays of
 /// `mib` MiB.
 int run_summary(std::uint64_t mib, int threads, int repeat, Record& record);
+/// Runs `--cut`: what one rank of an engine spends on cutting a delta of whole matrices, `mib` MiB in all, to its part,
+/// and on staging that, beside staging the whole delta, measured in turns within each of `repeat` rounds.
+int run_cut(std::uint64_t mib, int repeat, Record& record);
 /// Runs Google Benchmark over every codec, on arrays of `mib` MiB; its own --benchmark_* options are taken from argv.
 int run_google_benchmarks(int argc, char** argv, std::uint64_t mib, Record& record);
 

@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   std::string trace;
   bool sizes = false;
   bool summary = false;
+  bool cut = false;
   std::uint64_t mib = 0;
   std::uint64_t elements = std::uint64_t{1} << 22;
   int threads = 1;
@@ -44,9 +45,13 @@ int main(int argc, char** argv) {
                "Bytes per change of generated data from 0.01 % to 60 %; exit 1 if a baseline is smaller");
   app.add_option("--elements", elements, "With --sizes: at least so many elements in each case")->capture_default_str();
   app.add_flag("--summary", summary, "Paired times against a plain compare scan");
-  app.add_option("--mib", mib, "Size of each array in MiB (default: 256 with --summary, 64 without a mode)");
+  app.add_flag("--cut", cut, "Times of a rank that holds a part of the weights, beside those of one that holds all");
+  app.add_option("--mib", mib,
+                 "Size of each array, with --cut of all, in MiB (default: 256 with --summary and --cut, else 64)");
   app.add_option("--threads", threads, "With --summary")->capture_default_str();
-  app.add_option("--repeat", repeat, "With --summary: rounds")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--repeat", repeat, "With --summary and --cut: rounds")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--simd", simd, "The vector kernels of this instruction set alone, as AVX2 (default: the best here)");
   CLI11_PARSE(app, argc, argv);
   for (const std::string& option : app.remaining()) {
@@ -62,6 +67,7 @@ int main(int argc, char** argv) {
     const int status = !trace.empty() ? run_trace(trace, record)
                        : sizes        ? run_sizes(elements, record)
                        : summary      ? run_summary(mib != 0 ? mib : 256, threads, repeat, record)
+                       : cut          ? run_cut(mib != 0 ? mib : 256, repeat, record)
                                       : run_google_benchmarks(argc, argv, mib != 0 ? mib : 64, record);
     file.write(record);
     return status;
