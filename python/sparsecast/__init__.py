@@ -59,6 +59,7 @@ if has_log:
         create_log,
         generate_key,
         log_head,
+        log_table_hash,
         write_checkpoint,
     )
 
@@ -99,6 +100,7 @@ __all__ = [
     "has_nccl",
     "join_layouts",
     "log_head",
+    "log_table_hash",
     "meet",
     "mpi_channel",
     "mpi_transport",

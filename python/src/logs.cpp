@@ -487,6 +487,18 @@ void bind_logs(nb::module_& m) {
       },
       nb::arg("location"), nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("timeout") = 120.0,
       "Returns the newest version of the log at `location`; None if there is no log.");
+  m.def(
+      "log_table_hash",
+      [](const StoreLocation& location, const std::vector<std::string>& trusted_keys,
+         double timeout) -> std::optional<std::string> {
+        const GilRelease release;
+        LogReader reader(location.open(milliseconds(timeout)), trust_of(trusted_keys));
+        const std::optional<LogCommit> head = reader.head();
+        return head ? std::optional(to_hex(head->table_hash)) : std::nullopt;
+      },
+      nb::arg("location"), nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("timeout") = 120.0,
+      "Returns TensorTable.hash of the tensors in the log at `location`, which a log orders by the bytes of their names; "
+      "None if there is no log.");
   m.def("create_log", &create_log, nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(),
         nb::arg("anchor_path"), nb::arg("version") = 0, nb::arg("key") = nb::none(), nb::arg("label") = "",
         nb::arg("threads") = 1, nb::arg("timeout") = 120.0,

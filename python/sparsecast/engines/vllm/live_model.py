@@ -106,7 +106,14 @@ class LiveModel:
         if draft is None and not request.draft_prefix:
             return traced, [recomputation], None
         whole, of_draft = with_draft(
-            traced, draft, self.model, request.table, self.vllm_config, request.may_miss, self._rearranged
+            traced,
+            draft,
+            self.model,
+            request.table,
+            self.vllm_config,
+            request.may_miss,
+            self._rearranged,
+            request.modes,
         )
         return whole, [recomputation, *([of_draft] if of_draft is not None else [])], draft
 
