@@ -8,6 +8,8 @@ SPARSECAST_FOLLOW_INTERVAL  seconds between two looks at the log (default 1)
 SPARSECAST_FOLLOW_PAUSE     what becomes of requests in flight: keep (default), retract, wait or abort
 SPARSECAST_FOLLOW_AT        when a version is taken: once (default: at once), told (when the server is told to), behind:K
                             (when it would be more than K versions behind), or pinned:N (none that is newer than N)
+SPARSECAST_FOLLOW_DRAFT     the draft model: follow (default: if the log has its tensors) or keep (it stays as it is)
+SPARSECAST_FOLLOW_DRAFT_PREFIX  what stands in the log before the names of a draft model with files of its own
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from sparsecast.transports import Log
 
 VARIABLE = "SPARSECAST_FOLLOW"
 PAUSES = ("keep", "retract", "wait", "abort")
+DRAFTS = ("follow", "keep")
 
 FollowStep = Literal["follow", "status", "apply", "drop"]
 """A step in which the process of the HTTP server leads the workers (`LedEngine.ask`)."""
@@ -59,14 +62,16 @@ class When:
 
 @dataclasses.dataclass(frozen=True)
 class FollowSettings:
-    """The settings with which a server follows a delta log. Raises UsageError if `interval`, `pause` or `at` has a
-    wrong value.
+    """The settings with which a server follows a delta log. Raises UsageError if `interval`, `pause`, `at` or
+    `draft` has a wrong value.
 
     `location` is the place of the log: a directory, or s3://bucket/prefix. `state` is a directory of this server alone,
     for fetched objects and what it has seen of the log. `keys` are the public keys of trusted publishers
     ("ed25519:..."); without keys any log is believed. `interval` is the time between two looks at the log, in seconds.
     `pause` says what becomes of requests in flight during a write: keep, retract, wait or abort. `at` says when a
-    version is taken: "once", "told", "behind:K" or "pinned:N" (`When`).
+    version is taken: "once", "told", "behind:K" or "pinned:N" (`When`). `draft` says what becomes of a draft model:
+    "follow" if the log has its tensors, or "keep". `draft_prefix` stands in the log before the names of a draft with
+    files of its own.
     """
 
     location: str
@@ -75,6 +80,8 @@ class FollowSettings:
     interval: float = 1.0
     pause: str = "keep"
     at: str = "once"
+    draft: str = "follow"
+    draft_prefix: str = ""
 
     def __post_init__(self) -> None:
         if not self.interval > 0:
@@ -82,6 +89,8 @@ class FollowSettings:
         if self.pause not in PAUSES:
             raise UsageError(f"{VARIABLE}_PAUSE: {self.pause!r} is none of {', '.join(PAUSES)}")
         When.parse(self.at)
+        if self.draft not in DRAFTS:
+            raise UsageError(f"{VARIABLE}_DRAFT: {self.draft!r} is none of {', '.join(DRAFTS)}")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], server: str) -> FollowSettings | None:
@@ -101,7 +110,9 @@ class FollowSettings:
         state = environment.get(f"{VARIABLE}_STATE", "") or _default_state(environment, server, location)
         pause = environment.get(f"{VARIABLE}_PAUSE", "") or "keep"
         at = environment.get(f"{VARIABLE}_AT", "") or "once"
-        return cls(location, state, tuple(keys), seconds, pause, at)
+        draft = environment.get(f"{VARIABLE}_DRAFT", "") or "follow"
+        draft_prefix = environment.get(f"{VARIABLE}_DRAFT_PREFIX", "")
+        return cls(location, state, tuple(keys), seconds, pause, at, draft, draft_prefix)
 
     @classmethod
     def from_init_info(
@@ -125,8 +136,17 @@ class FollowSettings:
         return settings
 
     def for_worker(self) -> dict[str, Any]:
-        """Returns the settings that a worker needs (location, state, keys and interval), as JSON values."""
-        return {"location": self.location, "state": self.state, "keys": list(self.keys), "interval": self.interval}
+        """Returns the settings that a worker needs (location, state, keys, interval, and those of drafts), as JSON
+        values.
+        """
+        return {
+            "location": self.location,
+            "state": self.state,
+            "keys": list(self.keys),
+            "interval": self.interval,
+            "draft": self.draft,
+            "draft_prefix": self.draft_prefix,
+        }
 
     def news(self) -> list[str]:
         """Returns the texts that the workers have last written with `write_news`: one for each replica whose state

@@ -38,6 +38,8 @@ def test_defaults_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set_by_all == FollowSettings("/log", "/s", ("ed25519:a", "ed25519:b"), 0.5, "keep", "told")
     log = log_of_worker(set_by_all.for_worker(), 1)
     assert (log.location, log.trusted_keys, log.state) == ("/log", set_by_all.keys, "/s/replica-1")
+    of_drafts = settings(FOLLOW="/log", FOLLOW_DRAFT="keep", FOLLOW_DRAFT_PREFIX="eagle/").for_worker()
+    assert (of_drafts["draft"], of_drafts["draft_prefix"]) == ("keep", "eagle/")
 
 
 def test_a_server_is_told_by_init_info(tmp_path: pathlib.Path) -> None:
@@ -64,6 +66,7 @@ def test_a_server_is_told_by_init_info(tmp_path: pathlib.Path) -> None:
         ("AT", "noon", "'noon' is none of once, told, behind:K, pinned:N"),
         ("AT", "behind", "'behind' is none of"),
         ("AT", "pinned:-1", "'pinned:-1' is none of"),
+        ("DRAFT", "leave", "'leave' is none of follow, keep"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_variable(variable: str, value: str, words: str) -> None:

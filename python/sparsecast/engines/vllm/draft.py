@@ -15,12 +15,12 @@ from sparsecast.engines.refresh.recompute import Recomputation
 from sparsecast.engines.refresh.repacked import RepackedModules
 from sparsecast.engines.trace.loader import CanonicalTensor, TracedLoader, trace_loader
 from sparsecast.engines.vllm.model import checkpoint_tensors, loader_of, recomputation_of, repacked_modules
-from sparsecast.errors import UnsupportedError
+from sparsecast.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["Draft", "choose_draft", "with_draft", "without_draft"]
+__all__ = ["Draft", "choose_draft", "draft_with_files", "with_draft", "without_draft"]
 
 _WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix")  # vLLM names the target as their draft.
 _logger = logging.getLogger("vllm.sparsecast")
@@ -82,6 +82,26 @@ def choose_draft(
             "(draft_lm_head_quantization), which a patch of lm_head would leave behind: start vLLM without it, " + KEEP
         )
     return Draft(model, config, prefix)
+
+
+def draft_with_files(speculative: Any, target: Any, model: torch.nn.Module | None, prefix: str) -> Draft | None:
+    """Returns the draft model of this worker if its weights lie in files of its own, and the log has their names under
+    `prefix`. Returns None if another pipeline stage has it, or without a prefix. The arguments are those of
+    `choose_draft`. Raises UsageError if the server has no such draft.
+    """
+    if not prefix:
+        return None
+    config = getattr(speculative, "draft_model_config", None)
+    if (
+        config is None
+        or speculative.method in _WITHOUT_WEIGHTS
+        or (config.model, config.revision) == (target.model, target.revision)
+    ):
+        raise UsageError(
+            f"SPARSECAST_FOLLOW_DRAFT_PREFIX: {prefix!r} is for the names of a draft model with files of its own, and this "
+            "server has none: start it without this variable"
+        )
+    return Draft(model, config, prefix) if model is not None else None
 
 
 def with_draft(

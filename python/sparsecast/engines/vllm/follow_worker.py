@@ -7,7 +7,6 @@ that it has staged is written in `sparsecast_follow_apply`, which vLLM calls bet
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -111,6 +110,8 @@ def _sleep_with(worker: Any, follower: WorkerFollower) -> None:
 def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> FollowedModel:
     from sparsecast.buffers import dtype_name
     from sparsecast.engines.follow_settings import log_of_worker
+    from sparsecast.engines.follow_table import followed_table
+    from sparsecast.engines.vllm.draft import draft_with_files
     from sparsecast.engines.vllm.live_model import LiveModel, TraceRequest, draft_model
     from sparsecast.engines.vllm.model import checkpoint_tensors
 
@@ -119,18 +120,36 @@ def _start(worker: Any, settings: dict[str, Any], replica: int, group: Any) -> F
     live = LiveModel(config, worker.get_model())
     live.find_draft = lambda: draft_model(worker)
 
-    def files() -> Iterator[tuple[str, torch.Tensor]]:
+    prefix, follows = settings.get("draft_prefix", ""), settings.get("draft", "follow") == "follow"
+
+    def target_files() -> Iterator[tuple[str, torch.Tensor]]:
         return checkpoint_tensors(config, config.model_config, live.model)
 
-    @functools.cache
-    def table() -> list[CanonicalTensor]:
-        return [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in files()]
+    def draft_files() -> Iterator[tuple[str, torch.Tensor]]:
+        draft = draft_with_files(config.speculative_config, config.model_config, draft_model(worker), prefix)
+        return draft.checkpoint(config) if draft is not None else iter(())
 
+    def files() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from target_files()
+        yield from draft_files()
+
+    def table_of(tensors: Iterator[tuple[str, torch.Tensor]]) -> list[CanonicalTensor]:
+        return [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors]
+
+    table = followed_table(
+        log,
+        group.cpu_group,
+        lambda: table_of(target_files()),
+        lambda: table_of(draft_files()),
+        lambda table: live.trace(TraceRequest(table, follow_draft=False), verify=False)[0].unused,
+    )
     traced, recomputations = trace_for_log(
         log,
         group.cpu_group,
         lambda: _refuse_what_cannot_follow(worker),
-        lambda modes: live.trace(TraceRequest(table(), modes=modes), verify=True),
+        lambda modes: live.trace(
+            TraceRequest(table, modes=modes, follow_draft=follows, draft_prefix=prefix), verify=True
+        ),
     )
     return FollowedModel(
         log,
