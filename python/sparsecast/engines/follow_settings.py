@@ -33,7 +33,10 @@ DRAFTS = ("follow", "keep")
 FollowStep = Literal["follow", "status", "apply", "drop"]
 """A step in which the process of the HTTP server leads the workers (`LedEngine.ask`)."""
 
-_FIELDS = ("follow", "follow_state", "follow_keys", "follow_interval", "follow_pause", "follow_at")
+_FIELDS = (
+    "follow",
+    *(f"follow_{name}" for name in ("state", "keys", "interval", "pause", "at", "draft", "draft_prefix")),
+)
 _NEWS = "news"
 
 

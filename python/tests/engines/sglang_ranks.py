@@ -211,6 +211,12 @@ class RankProcess:
 
         return getattr(sglang_follow, action)(self, *values)
 
+    def drafts(self, action: str, *values: Any) -> Any:
+        """Runs a function of sglang_drafts over this rank."""
+        import sglang_drafts
+
+        return getattr(sglang_drafts, action)(self, *values)
+
     def next_apply_leaves_half_written_weights(self) -> None:
         from sparsecast.engines.sglang.plugin import end_of
         from sparsecast.errors import DirtyError

@@ -26,6 +26,7 @@ from sparsecast.engines.agreement import is_so_anywhere, raise_if_any_failed
 from sparsecast.engines.fence import TrainerFence
 from sparsecast.engines.receiver import Receipt, Receiver, State
 from sparsecast.engines.refresh.recompute import Recomputation, report
+from sparsecast.engines.sglang.draft import say_stale_draft
 from sparsecast.engines.sglang.messages import GroupInfo
 from sparsecast.engines.sglang.weights import trace_and_verify, trace_weights
 from sparsecast.engines.trace.loader import TracedLoader
@@ -254,6 +255,7 @@ class SglangEnd:
         traced: TracedLoader | None = None
         recomputation: Recomputation | None = None
         try:
+            say_stale_draft()
             if verify:
                 traced, recomputation, self._rearranged = trace_and_verify(model, config, info)
             else:

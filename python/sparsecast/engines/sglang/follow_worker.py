@@ -11,16 +11,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from sglang.srt.runtime_context import get_exec, get_parallel
 
+from sparsecast.engines.draft import KEEP, without_draft
 from sparsecast.engines.follow_settings import log_of_worker
+from sparsecast.engines.follow_table import followed_table
+from sparsecast.engines.sglang.draft import Drafts
 from sparsecast.engines.sglang.messages import TraceRequest
-from sparsecast.engines.sglang.weights import checkpoint_tensors, scales_of_caches, trace_and_verify
+from sparsecast.engines.sglang.weights import (
+    checkpoint_table,
+    checkpoint_tensors,
+    scales_of_caches,
+    trace_and_verify,
+    trace_weights,
+)
 from sparsecast.engines.worker_follower import FollowedModel, Traced, WorkerFollower, trace_for_log
 from sparsecast.errors import UnsupportedError, UsageError
 from sparsecast.torch.layouts import gather_bytes
@@ -46,11 +55,12 @@ def follow(
     replica: int,
     group: ProcessGroup,
     goal: int | None = None,
+    draft_worker: Any = None,
 ) -> WorkerFollower:
     """Begins to follow the log of `settings` (`FollowSettings.for_worker`) unless this scheduler follows one, up to
     version `goal` (None: the newest). Returns the follower; without `settings`, the one that there is. `replica` is the
-    index of this data-parallel replica, `group` the ranks that hold its model together; collective over it. Raises
-    UsageError if there is none.
+    index of this data-parallel replica, `group` the ranks that hold its model together; collective over it.
+    `draft_worker` is the scheduler's worker of draft models, if it has one. Raises UsageError if there is no follower.
     """
     follower = follower_of(model_runner)
     if settings is None and follower is None:
@@ -59,7 +69,7 @@ def follow(
         follower = WorkerFollower(
             settings["location"],
             torch.device(model_runner.device),
-            lambda: _start(model_runner, settings, replica, group),
+            lambda: _start(model_runner, settings, replica, group, draft_worker),
             _log,
             replica=replica,
             rank=dist.get_rank(group),
@@ -76,24 +86,47 @@ def statuses(follower: WorkerFollower, group: ProcessGroup) -> list[dict[str, An
     return [json.loads(each) for each in gather_bytes(own, group, _MOST_STATUS_BYTES, "the status of a follower")]
 
 
-def _start(runner: ModelRunner, settings: Mapping[str, Any], replica: int, group: ProcessGroup) -> FollowedModel:
+def _start(
+    runner: ModelRunner, settings: Mapping[str, Any], replica: int, group: ProcessGroup, draft_worker: Any
+) -> FollowedModel:
     log = log_of_worker(settings, replica)
     model, config = runner.model, runner.model_config
 
-    def trace(modes: Any) -> Traced:
-        request = TraceRequest(may_miss=scales_of_caches(model), modes=modes)
+    drafts = Drafts(draft_worker, runner, prefix=settings["draft_prefix"], follow=settings["draft"] == "follow")
+    may_miss = scales_of_caches(model)
+
+    def files() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from checkpoint_tensors(model, config)
+        yield from drafts.files()
+
+    table = followed_table(
+        log,
+        group,
+        lambda: checkpoint_table(model, config),
+        drafts.table,
+        lambda table: trace_weights(model, config, TraceRequest(tensors=tuple(table), may_miss=may_miss))[0].unused,
+    )
+
+    def trace(modes: Mapping[str, str]) -> Traced:
+        of_target = tuple(without_draft(table, settings["draft_prefix"]))
+        request = TraceRequest(tensors=of_target, may_miss=may_miss, modes=modes)
         traced, recomputation, _ = trace_and_verify(model, config, request)
-        return traced, [recomputation]
+        traced, of_drafts = drafts.add_to(traced, table, modes)
+        wrong = traced.differences(traced.filling(files())) if of_drafts else {}
+        if wrong:
+            name = next(iter(wrong))
+            raise UnsupportedError(f"{name!r} is not in the memory of the draft model as in its files; {KEEP}")
+        return traced, [recomputation, *of_drafts]
 
     traced, recomputations = trace_for_log(log, group, lambda: _refuse_what_cannot_follow(runner), trace)
     return FollowedModel(
         log,
-        [model],
+        [model, *drafts.models],
         traced,
         recomputations,
-        lambda: checkpoint_tensors(model, config),
+        files,
         interval=settings["interval"],
-        guard=guard_of([model], (tensor.memory for tensor in traced.tensors), "start the server again"),
+        guard=guard_of([model, *drafts.models], (tensor.memory for tensor in traced.tensors), "start the server again"),
         group=group,
     )
 

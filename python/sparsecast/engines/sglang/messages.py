@@ -240,14 +240,11 @@ def _counts(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _settings(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or value.keys() != {"location", "state", "keys", "interval"}:
-        raise UsageError(f"{name} is no object with location, state, keys and interval")
-    return {
-        "location": _text("location", value["location"]),
-        "state": _text("state", value["state"]),
-        "keys": list(_texts("keys", value["keys"])),
-        "interval": _seconds("interval", value["interval"]),
-    }
+    parsers = dict.fromkeys(("location", "state", "draft", "draft_prefix"), _text)
+    parsers |= {"keys": lambda key, texts: list(_texts(key, texts)), "interval": _seconds}
+    if not isinstance(value, dict) or value.keys() != parsers.keys():
+        raise UsageError(f"{name} is no object with {', '.join(parsers)}")
+    return {key: parse(key, value[key]) for key, parse in parsers.items()}
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

@@ -234,7 +234,8 @@ def _run_follow_phase(manager: Any, phase: messages.Phase) -> str:
     from sparsecast.engines.sglang.follow_worker import follow, statuses
 
     group = _group_of(manager)
-    follower = follow(manager.tp_worker.model_runner, phase.settings, _replica()[0], group, phase.goal)
+    runner, drafts = manager.tp_worker.model_runner, manager.draft_worker
+    follower = follow(runner, phase.settings, _replica()[0], group, phase.goal, drafts)
     is_meant = follower.replica in phase.replicas
     if phase.phase == "follow_apply" and is_meant:
         follower.apply(0.0)

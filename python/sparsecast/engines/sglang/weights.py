@@ -15,7 +15,6 @@ from sparsecast.engines.refresh.constants import Constants
 from sparsecast.engines.refresh.derived import derived_tensors
 from sparsecast.engines.refresh.recompute import Recomputation, Step, loader_steps, steps_that_make
 from sparsecast.engines.refresh.repacked import RepackedModules
-from sparsecast.engines.sglang.draft import say_stale_draft
 from sparsecast.engines.sglang.messages import TraceRequest
 from sparsecast.engines.trace.loader import CanonicalTensor, TracedLoader, trace_loader
 from sparsecast.errors import UnsupportedError, UsageError
@@ -175,7 +174,6 @@ def trace_weights(
     Raises UnsupportedError with the tensors and the reasons, and UsageError for names that do not fit.
     """
     refuse_server_wide(model)
-    say_stale_draft()
     repacked = repacked_modules(model, config, repacked_too)
     table = list(request.tensors) if request.tensors is not None else checkpoint_table(model, config)
     load_weights: Any = model.load_weights
@@ -190,7 +188,8 @@ def trace_weights(
             several=repacked.parameters,
         )
     traced = repacked.completed(traced)
-    recomputation = _recomputation(model, config, traced, repacked)
+    recomputation, made = recomputation_of(model, config, traced, repacked)
+    traced.require_complete(made | traced.may_fill())
     for alias, original in traced.ties:
         if frozenset((alias, original)) not in request.ties:
             raise UnsupportedError(
@@ -200,9 +199,13 @@ def trace_weights(
     return traced, recomputation
 
 
-def _recomputation(
+def recomputation_of(
     model: torch.nn.Module, config: ModelConfig, traced: TracedLoader, repacked: RepackedModules
-) -> Recomputation:
+) -> tuple[Recomputation, set[str]]:
+    """Returns the steps of SGLang that compute tensors of `model` from its weights, not proven yet, and the names of the
+    tensors that they may make. `traced` is the model's address map. Raises UnsupportedError naming tensors that are
+    derived from weights and that no step makes.
+    """
     loader: Any = model.load_weights
     load_weights = _in_context(config, repacked.around(loader))
     derived = {name for name in derived_tensors(model) if not repacked.has(name)} | set(traced.untouched)
@@ -218,8 +221,7 @@ def _recomputation(
             "the model computes with tensors that it has derived from its weights after loading, which a patch would "
             f"leave behind: {', '.join(sorted(left)[:4])}; {_OTHER_WAY}"
         )
-    traced.require_complete(made | traced.may_fill())
-    return Recomputation(model, steps, traced, made - set(traced.untouched), load_weights)
+    return Recomputation(model, steps, traced, made - set(traced.untouched), load_weights), made
 
 
 def _in_context(config: ModelConfig, run: Callable[P, object]) -> Callable[P, object]:
@@ -268,14 +270,17 @@ def scales_of_caches(model: torch.nn.Module) -> tuple[str, ...]:
     return tuple(f"{layer}.{name}" for layer in layers for name in ("k_scale", "v_scale"))
 
 
-def checkpoint_table(model: torch.nn.Module, config: ModelConfig) -> list[CanonicalTensor]:
-    """Returns names, dtypes and shapes of the tensors in the checkpoint that SGLang was started from. Reads only the
-    headers of the files. Raises UsageError if a file is not a safetensors file.
+def checkpoint_table(
+    model: torch.nn.Module, config: ModelConfig, load_format: str | None = None
+) -> list[CanonicalTensor]:
+    """Returns names, dtypes and shapes of the tensors in the checkpoint from which SGLang has loaded `model`, which has
+    the configuration `config`. Reads only the headers of the files. `load_format` is that of a draft model, None that
+    of the server. Raises UsageError if a file is not a safetensors file.
     """
     from safetensors import safe_open
 
     table: list[CanonicalTensor] = []
-    for source in _loader(config).resolve_model_weights(config, model):
+    for source in _loader(config, load_format).resolve_model_weights(config, model):
         for path in source.weight_files:
             if not source.use_safetensors:
                 raise UsageError(
@@ -288,22 +293,23 @@ def checkpoint_table(model: torch.nn.Module, config: ModelConfig) -> list[Canoni
     return table
 
 
-def checkpoint_tensors(model: torch.nn.Module, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors in the checkpoint from which SGLang was started, by their names there. Raises UnsupportedError
-    if the server was started without a checkpoint.
+def checkpoint_tensors(
+    model: torch.nn.Module, config: ModelConfig, load_format: str | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors in the checkpoint from which SGLang has loaded `model`, by their names there. `load_format` is
+    that of a draft model, None that of the server. Raises UnsupportedError if the server was started without a
+    checkpoint.
     """
-    yield from _loader(config)._get_all_weights(config, model)
+    yield from _loader(config, load_format)._get_all_weights(config, model)
 
 
-def _loader(config: ModelConfig) -> Any:
-    """Returns SGLang's reader for the files that the server was started from; it runs no collectives over the ranks.
-    Raises UnsupportedError if the server was started without a checkpoint.
-    """
+def _loader(config: ModelConfig, load_format: str | None) -> Any:
+    """Returns SGLang's reader for the files of a model; it runs no collectives over the ranks. Raises UnsupportedError if the server was started without a checkpoint."""
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.model_loader.loader import DefaultModelLoader, get_model_loader
     from sglang.srt.runtime_context import get_model
 
-    load_format = get_model().load_format
+    load_format = load_format or get_model().load_format
     loader = get_model_loader(LoadConfig(load_format=load_format, load_group=None), config)
     if not isinstance(loader, DefaultModelLoader):
         raise UnsupportedError(
