@@ -157,6 +157,14 @@ def is_that_of(worker: Any, number: str, model: Path, saved: Path) -> bool:
     return any(tensor.any() for tensor in now.values()) and same(now, _fresh_of(model, saved))
 
 
+def base_differences(worker: Any, folder: Path) -> list[str]:
+    """Parameters of the base whose bits are not those of a fresh load of this checkpoint."""
+    fresh = dict(sglang_engine.load_model(folder, worker.model_runner.model_config).named_parameters())
+    live = {n.replace(".base_layer.", "."): tensor for n, tensor in worker.model_runner.model.named_parameters()}
+    assert live.keys() == fresh.keys()
+    return [n for n in fresh if not torch.equal(live[n].data.view(torch.int16), fresh[n].data.view(torch.int16))]
+
+
 def shapes(worker: Any, number: str) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in held(worker.model_runner.lora_manager, number).items()}
 

@@ -11,6 +11,7 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "adapters"))
 
@@ -115,7 +116,28 @@ def test_every_tensor_parallel_rank_holds_what_a_fresh_load_gives_it(tmp_path: p
         assert set(ranks.numbers) == {"code"} and are_those_saved("removed")
         receiver.add(adapters["math"].spec(), logs["math"])
         assert are_those_saved("again") and engine.call("adapters", "base_digest") == base
+        the_base_follows_a_log(engine, tmp_path, sglang_engine.canonical_tensors(config, seed=7))
+        assert are_those_saved("with another base") and engine.call("adapters", "base_digest") != base
         for end in ends.values():
             end.close()
     finally:
         engine.close()
+
+
+def the_base_follows_a_log(engine: Engine, folder: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
+    """The base weights, under the adapters, are those of a version of a log."""
+    log = Log(folder / "base log", mirror=folder / "base.safetensors")
+    with Publisher(list(tensors.items()), transport=log, positions="packed") as publisher:
+        variables = {
+            "FOLLOW": str(folder / "base log"),
+            "FOLLOW_STATE": str(folder / "state"),
+            "FOLLOW_INTERVAL": "0.02",
+        }
+        assert engine.call("following", "follow", variables)[0]["state"] in ("unproven", "ready")
+        for tensor in tensors.values():
+            tensor.view(torch.int16).flatten()[::7] += 1
+        version = publisher.publish().version
+        assert engine.call("following", "apply")[0]["version"] == version
+    sglang_engine.write_checkpoint(folder / "next base", sglang_adapters.WIDE, tensors)
+    assert engine.call("adapters", "base_differences", folder / "next base") == [[], []]
+    engine.call("following", "end")

@@ -220,3 +220,32 @@ def test_what_cannot_follow_is_refused_with_the_cure(
     monkeypatch.undo()
     worker.model.model.embed_tokens.weight.data[0, 0] = 7
     assert "model.embed_tokens.weight" in refusal(worker, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-fp8"])
+def test_the_base_of_a_server_with_adapters_follows(kind: str, tmp_path: Path) -> None:
+    import vllm_adapters
+
+    served = Worker.__new__(Worker)
+    served.tensors = models.checkpoint(kind, seed=1)
+    (tmp_path / "model").mkdir()
+    save_file(served.tensors, str(tmp_path / "model" / "model.safetensors"))
+    served.vllm_config = vllm_adapters.with_adapters(models.config(kind, folder=tmp_path / "model"))
+    models.start(served.vllm_config)
+    try:
+        served.device, served.model_runner = torch.device("cpu"), SimpleNamespace()
+        served.model = vllm_adapters.Server(served.vllm_config).model
+        log = Log(tmp_path / "log", mirror=tmp_path / "mirror.safetensors")
+        sent = {name: tensor.clone() for name, tensor in served.tensors.items()}
+        publisher = Publisher(list(sent.items()), transport=log)
+        assert served.follow(log, tmp_path / "state")["state"] in ("unproven", "ready")
+        served.tensors = models.random_updates(served.tensors, seed=0)
+        for name, tensor in sent.items():
+            models.bits_of(tensor).copy_(models.bits_of(served.tensors[name]))
+        served.apply_until(publisher.publish().version)
+        live = {name.replace(".base_layer.", "."): t for name, t in served.model.named_parameters()}
+        fresh = dict(served.fresh().named_parameters())
+        assert live.keys() == fresh.keys()
+        assert [n for n in fresh if not torch.equal(models.bits_of(live[n].data), models.bits_of(fresh[n].data))] == []
+    finally:
+        served.close()

@@ -16,9 +16,11 @@ def derived_tensors(model: torch.nn.Module, besides: Collection[str] = ()) -> se
     that the engine has computed from weights, such as factors of MLA and packed copies.
 
     A patch of the weights does not update these matrices. Vectors are left out, because they come from the
-    configuration (slopes, frequencies, scales). Attributes whose name is in `besides` are left out, too.
+    configuration (slopes, frequencies, scales). Attributes whose name is in `besides` are left out, too, and those of a
+    module around a `base_layer`: they hold adapters, which are served beside the weights.
     """
     found = list(slots(model))
+    around = {name for name, part in model.named_modules() if "base_layer" in dict(part.named_children())}
     live = {slot.data.untyped_storage().data_ptr() for slot in found if slot.registered}
     return {
         slot.name
@@ -28,6 +30,7 @@ def derived_tensors(model: torch.nn.Module, besides: Collection[str] = ()) -> se
         and slot.data.dim() >= 2
         and slot.data.is_floating_point()
         and slot.data.untyped_storage().data_ptr() not in live
+        and slot.name.rpartition(".")[0] not in around
     }
 
 
