@@ -51,10 +51,9 @@ def follow(rank: Any, variables: dict[str, str], memory_saver: bool = False) -> 
     for name in [name for name in os.environ if name.startswith("SPARSECAST_FOLLOW")]:
         del os.environ[name]
     os.environ.update({f"SPARSECAST_{name}": value for name, value in variables.items()})
-    stages = SimpleNamespace(pp_size=2 if memory_saver else 1)
     with (
         get_exec().features.override(enable_memory_saver=memory_saver),
-        unittest.mock.patch.object(follow_worker, "get_parallel", lambda: stages),
+        unittest.mock.patch.object(follow_worker, "_stages", lambda: 2 if memory_saver else 1),
     ):
         return step(rank, "follow")
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from sglang.srt.runtime_context import get_exec, get_parallel
 
 from sparsecast.engines.draft import KEEP, without_draft
 from sparsecast.engines.follow_settings import log_of_worker
@@ -133,12 +132,21 @@ def _start(
 
 def _refuse_what_cannot_follow(runner: ModelRunner) -> None:
     """Raises UnsupportedError for servers that cannot follow a log, and UsageError for one that a trainer updates."""
+    from sglang.srt.runtime_context import get_exec
+
     if getattr(runner, "_sparsecast_end", None) is not None:
         raise UsageError(
             "a server takes its weights from a log or from a trainer, not from both, and a trainer has joined"
         )
-    if get_exec().features.enable_memory_saver and get_parallel().pp_size > 1:
+    if get_exec().features.enable_memory_saver and _stages() > 1:
         raise UnsupportedError(
             "--enable-memory-saver with --pp-size: the stages do not release their memory together, and the follower "
             "reads and writes that of all of them; start SGLang without one of the two"
         )
+
+
+def _stages() -> int:
+    """Returns the number of pipeline stages of this server."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return int(get_parallel().pp_size)

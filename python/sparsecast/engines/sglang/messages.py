@@ -240,7 +240,7 @@ def _counts(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _settings(name: str, value: Any) -> dict[str, Any]:
-    parsers = dict.fromkeys(("location", "state", "draft", "draft_prefix"), _text)
+    parsers: dict[str, Callable[[str, Any], Any]] = dict.fromkeys(("location", "state", "draft", "draft_prefix"), _text)
     parsers |= {"keys": lambda key, texts: list(_texts(key, texts)), "interval": _seconds}
     if not isinstance(value, dict) or value.keys() != parsers.keys():
         raise UsageError(f"{name} is no object with {', '.join(parsers)}")
