@@ -13,7 +13,7 @@ python -m sparsecast.adapters follow http://localhost:8000 LOG --directory ...  
 from __future__ import annotations
 
 from .adapter import Adapter, AdapterSpec
-from .engines import AdapterEngine, SglangEngine, SglangServer, VllmEngine, VllmServer
+from .engines import AdapterEngine, AdapterServer, SglangEngine, SglangServer, VllmEngine, VllmServer
 from .follow import AdapterFollower, AdapterStream
 from .merge_loss import MergeLoss, merge_loss
 from .receiver import AdapterReceiver, AdapterUpdate, checkpoint_shapes
@@ -23,6 +23,7 @@ __all__ = [
     "AdapterEngine",
     "AdapterFollower",
     "AdapterReceiver",
+    "AdapterServer",
     "AdapterSpec",
     "AdapterStream",
     "AdapterUpdate",

@@ -33,6 +33,17 @@ class AdapterEngine(Protocol):
         """Unloads the adapter ``name``. Raises the errors that ``load`` raises."""
 
 
+class AdapterServer(AdapterEngine, Protocol):
+    """A server that loads adapters, and says which it has."""
+
+    @property
+    def name(self) -> str:
+        """Name of the server, for messages."""
+
+    def served(self) -> dict[str, pathlib.Path]:
+        """Returns the adapters that the server has loaded: by name, the directory from which it was loaded."""
+
+
 class VllmEngine:
     """The adapter interface of vLLM in this process. ``engine`` is any object with ``add_lora`` and ``remove_lora``,
     such as ``LLM(...).llm_engine`` or a worker; adapters are numbered from ``first_id`` on.
@@ -107,6 +118,11 @@ class _Server(_Replaced):
         self.endpoint = endpoint
         self._timeout, self._tls = timeout, tls
 
+    @property
+    def name(self) -> str:
+        """Name of the server, for messages."""
+        return self.endpoint.name
+
     def served(self) -> dict[str, pathlib.Path]:
         """Returns the adapters that the server has loaded: by name, the directory from which it was loaded."""
         answer = self._call("GET", "/v1/models")
@@ -174,8 +190,7 @@ class VllmServer(_Server):
         self._post(name, "load", body)
 
     def _replaces(self) -> bool:
-        found = re.match(r"(\d+)\.(\d+)", str(self._call("GET", "/version").get("version")))
-        return found is not None and (int(found[1]), int(found[2])) >= (0, 33)
+        return replaces_in_place(str(self._call("GET", "/version").get("version")))
 
 
 class SglangServer(_Server):
@@ -204,6 +219,12 @@ class SglangEngine(_Replaced):
     def _check(self, name: str, result: Any) -> None:
         if not result.success:
             raise _refused("SGLang", name, str(result.error_message))
+
+
+def replaces_in_place(version: str) -> bool:
+    """Returns whether vLLM of this version replaces an adapter in place, for good."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) >= (0, 33)
 
 
 def _refused(engine: str, name: str, words: str) -> UnsupportedError:

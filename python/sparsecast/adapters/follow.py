@@ -17,7 +17,7 @@ from .. import _core
 from ..errors import Error, IncompleteError, UsageError
 from ..transports import AnyPath, Log, keep_paths, path_text
 from .adapter import AdapterSpec
-from .engines import SglangServer, VllmServer
+from .engines import AdapterServer
 from .receiver import AdapterReceiver, AdapterUpdate
 
 #: Codes of errors that pass by themselves: the server is being started again, the store or the network is away.
@@ -47,7 +47,7 @@ class AdapterFollower:
 
     def __init__(
         self,
-        server: VllmServer | SglangServer,
+        server: AdapterServer,
         directory: str | os.PathLike[str],
         streams: Sequence[AdapterStream],
         *,
@@ -64,12 +64,17 @@ class AdapterFollower:
         self._names: dict[AdapterStream, str] = {}
         self._threads = threads
         self._say = say
-        self._waiting: dict[str, str] = {}
+        self._waiting: dict[str, Error] = {}
 
     @property
     def versions(self) -> dict[str, int]:
         """The version of each adapter that the server has loaded, by the adapter's name."""
         return self._receiver.versions
+
+    @property
+    def waiting(self) -> list[str]:
+        """What the follower waits for: problems that pass by themselves."""
+        return [str(error) for error in self._waiting.values()]
 
     def step(self) -> list[AdapterUpdate]:
         """Brings every adapter to the newest version of its log, and loads the adapters again that a restarted server
@@ -80,7 +85,7 @@ class AdapterFollower:
         Raises every other error.
         """
         updates: list[AdapterUpdate] = []
-        if self._patiently(self._server.endpoint.name, self._restore) is None:
+        if self._patiently(self._server.name, self._restore) is None:
             return updates
         for stream in self._streams:
             updates += self._patiently(stream.log.place, functools.partial(self._advance, stream)) or []
@@ -125,9 +130,10 @@ class AdapterFollower:
         except Error as error:
             if error.code not in PASSING:
                 raise
-            if self._waiting.get(of) != error.code:
+            before = self._waiting.get(of)
+            if before is None or before.code != error.code:
                 self._say(f"{error}: waiting")
-            self._waiting[of] = error.code
+            self._waiting[of] = error
             return None
         if self._waiting.pop(of, None):
             self._say(f"{of}: goes on")

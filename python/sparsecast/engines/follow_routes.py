@@ -22,6 +22,7 @@ CHANGING_ROUTES = frozenset({VERSION_ROUTE, STAGE_ROUTE, AT_ROUTE})
 """Routes by which callers decide which version is served."""
 READY_ROUTE = "/sparsecast/ready"
 METRICS_ROUTE = "/sparsecast/metrics"
+ADAPTERS_ROUTE = "/sparsecast/adapters"
 MAX_WAIT_SECONDS = 3600.0
 
 Timeout = Annotated[float, Body(embed=True, gt=0, le=MAX_WAIT_SECONDS)]
@@ -92,5 +93,21 @@ def router() -> APIRouter:
             raise HTTPException(504, words + (f" ({status['error']})" if status["error"] else "")) from None
         except UsageError as error:
             raise HTTPException(409, str(error)) from error
+
+    return routes
+
+
+def adapters_router() -> APIRouter:
+    """Returns the route for the status of a server that follows the logs of adapters. It expects an AdapterFollowing
+    (`sparsecast.adapters.following`) in `app.state.sparsecast_adapters`, and answers 404 if there is none.
+    """
+    routes = APIRouter()
+
+    @routes.get(ADAPTERS_ROUTE)
+    async def look(request: Request) -> dict[str, Any]:
+        found = getattr(request.app.state, "sparsecast_adapters", None)
+        if found is None:
+            raise HTTPException(404, "this server follows no adapters")
+        return {"adapters": found.status()}
 
     return routes

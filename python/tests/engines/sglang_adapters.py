@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
 import sys
+import threading
 import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ from adapter_files import same, step
 
 from sparsecast import errors
 from sparsecast.adapters import Adapter, AdapterReceiver, SglangEngine
+from sparsecast.adapters.own_server import SglangOwnServer
 from sparsecast.torch import Log, Publisher
 
 MODULES = {"self_attn.q_proj": (64, 64), "self_attn.v_proj": (32, 64), "mlp.down_proj": (64, 96)}
@@ -163,6 +166,44 @@ def base_differences(worker: Any, folder: Path) -> list[str]:
     live = {n.replace(".base_layer.", "."): tensor for n, tensor in worker.model_runner.model.named_parameters()}
     assert live.keys() == fresh.keys()
     return [n for n in fresh if not torch.equal(live[n].data.view(torch.int16), fresh[n].data.view(torch.int16))]
+
+
+def own_server(worker: Any, folder: Path) -> tuple[list[str], str]:
+    """SGLang's own handling of adapters in its HTTP process, over this rank: what is served after two versions, a refusal
+    and an unload; and the words of the refusal.
+    """
+    from sglang.srt.lora.lora_registry import LoRARegistry
+    from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput
+    from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin
+
+    class Tokenizer(TokenizerControlMixin):
+        def __init__(self) -> None:
+            self.lora_update_lock = asyncio.Lock()
+            self.lora_registry = LoRARegistry()
+            self.lora_ref_cache: dict[str, Any] = {}
+            self.pending_lora_unloads: dict[str, str] = {}
+
+        def auto_create_handle_loop(self) -> None: ...
+
+        async def update_lora_adapter_communicator(self, request: Any) -> list[Any]:
+            loads = isinstance(request, LoadLoRAAdapterReqInput)
+            return [worker.load_lora_adapter(request) if loads else worker.unload_lora_adapter(request)]
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    own = SglangOwnServer(Tokenizer(), loop)
+    places = [save(make("own", seed, 4, 128), folder / f"own {seed} {torch.distributed.get_rank()}") for seed in (5, 6)]
+    served = []
+    for place in places:
+        own.load("own", place, None)
+        served.append(own.served()["own"].name.split()[1])
+    try:
+        own.load("wide", save(make("wide", 7, 16, 128), folder / f"wide {torch.distributed.get_rank()}"), None)
+    except errors.UnsupportedError as error:
+        words = str(error)
+    own.unload("own")
+    loop.call_soon_threadsafe(loop.stop)
+    return served + list(own.served()), words
 
 
 def shapes(worker: Any, number: str) -> dict[str, tuple[int, ...]]:

@@ -118,6 +118,8 @@ def test_every_tensor_parallel_rank_holds_what_a_fresh_load_gives_it(tmp_path: p
         assert are_those_saved("again") and engine.call("adapters", "base_digest") == base
         the_base_follows_a_log(engine, tmp_path, sglang_engine.canonical_tensors(config, seed=7))
         assert are_those_saved("with another base") and engine.call("adapters", "base_digest") != base
+        for served, words in engine.call("adapters", "own_server", tmp_path):
+            assert served == ["5", "6"] and "SGLang refuses it: " in words and "rank 16" in words
         for end in ends.values():
             end.close()
     finally:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 import sys
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from vllm_workers import Workers
 
 from sparsecast import errors
 from sparsecast.adapters import Adapter, AdapterReceiver, VllmEngine, checkpoint_shapes
+from sparsecast.adapters.own_server import VllmOwnServer
 from sparsecast.torch import Log, Publisher
 
 
@@ -241,3 +245,53 @@ def test_every_tensor_parallel_rank_holds_what_a_fresh_load_gives_it(
     assert [untouched for _, untouched in workers.call("state")] == [True, True]
     for end in ends.values():
         end.close()
+
+
+@pytest.mark.parametrize("config", ["llama"], indirect=True)
+@pytest.mark.parametrize("version", ["0.33.0", "0.32.0"])
+def test_a_servers_own_process_loads_each_version_under_its_name(
+    config: VllmConfig, tmp_path: pathlib.Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vllm
+    from vllm.entrypoints.openai.models.protocol import BaseModelPath
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+
+    monkeypatch.setattr(vllm, "__version__", version)
+    server = Server(config)
+
+    async def add_lora(request: Any) -> None:
+        server.add_lora(request)
+
+    client: Any = SimpleNamespace(
+        model_config=config.model_config, renderer=None, input_processor=None, add_lora=add_lora
+    )
+    models_of_server = OpenAIServingModels(client, [BaseModelPath("m", "m")])
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        own = VllmOwnServer(lambda: models_of_server, loop)
+        receiver = AdapterReceiver(own, tmp_path / "served")
+        adapter = make("llama", "math", 1, RANKS["math"])
+        log = Log(str(tmp_path / "log"), mirror=str(tmp_path / "mirror.safetensors"))
+        with Publisher(adapter.tensors.items(), transport=log) as publisher:
+            receiver.add(adapter.spec(), log)
+            for update in range(2):
+                step(adapter, update)
+                publisher.publish()
+                directory = receiver.update("math").directory
+                assert own.served() == {"math": directory.absolute()}
+                request = models_of_server.lora_requests["math"]
+                expected = fresh(config, "math", save(adapter, tmp_path / f"saved{update}"))
+                assert same(server.of(request.lora_int_id), expected) and not request.load_inplace
+        wide = make("llama", "wide", 1, 16)
+        with pytest.raises(errors.UnsupportedError, match="vLLM refuses it: .*16"):
+            own.load("wide", save(wide, tmp_path / "wide"), None)
+        own.unload("math")
+        assert own.served() == {}
+        with pytest.raises(errors.UnsupportedError, match="math"):
+            own.unload("math")
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

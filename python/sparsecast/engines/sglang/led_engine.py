@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from fastapi.routing import APIRoute
@@ -109,16 +109,26 @@ def lead_server(tokenizer: Any) -> None:
         return
     following = LogFollowing(SglangEngine(tokenizer, settings), settings)
     app.state.sparsecast_following = following
+
+    @contextlib.asynccontextmanager
+    async def lead() -> AsyncIterator[None]:
+        task = asyncio.create_task(following.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    while_serving(app, lead)
+
+
+def while_serving(app: Any, run: Callable[[], contextlib.AbstractAsyncContextManager[None]]) -> None:
+    """Makes SGLang's HTTP server `app`, before it serves, enter what `run` returns while it serves."""
     serve = app.router.lifespan_context
 
     @contextlib.asynccontextmanager
     async def lifespan(served: Any) -> AsyncIterator[Any]:
-        async with serve(served) as found:
-            task = asyncio.create_task(following.run())
-            try:
-                yield found
-            finally:
-                task.cancel()
+        async with serve(served) as found, run():
+            yield found
 
     app.router.lifespan_context = lifespan
 

@@ -28,6 +28,7 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 _SERVER = "sglang.srt.entrypoints.http_server"
 _log = logging.getLogger("sparsecast")
+_ADAPTERS = f"{VARIABLE}_ADAPTERS"
 
 
 def register() -> None:
@@ -51,6 +52,7 @@ def register() -> None:
         (f"{_STATE}.get_internal_state", add_status, HookType.AFTER),
         *([(f"{_SERVER}.set_global_state", server.add_request_versions, HookType.AFTER)] if is_wanted() else []),
         (f"{_SERVER}.set_global_state", lead, HookType.AFTER),
+        *([(f"{_SERVER}.set_global_state", follow_adapters, HookType.AFTER)] if os.environ.get(_ADAPTERS) else []),
     ):
         if all(hook is not known for _, known, _ in HookRegistry._hooks.get(target, ())):
             HookRegistry.register(target, hook, kind)
@@ -326,4 +328,19 @@ def lead(result: Any, state: Any) -> Any:
     from sparsecast.engines.sglang.led_engine import lead_server
 
     lead_server(state.tokenizer_manager)
+    return result
+
+
+def follow_adapters(result: Any, state: Any) -> Any:
+    """Hook after the function that gives SGLang's HTTP server its tokenizer manager: starts to follow the logs of
+    adapters that the environment names. Returns `result`, the result of the hooked function.
+    """
+    from sglang.srt.runtime_context import get_serving
+
+    from sparsecast.adapters.following import AdapterSettings
+    from sparsecast.engines.sglang import adapters
+
+    settings = AdapterSettings.from_environment(os.environ, f"{get_serving().host}-{get_serving().port}")
+    if settings is not None:
+        adapters.follow_adapters(state.tokenizer_manager, settings)
     return result

@@ -25,6 +25,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Request
 
+from sparsecast.adapters.following import VARIABLE as ADAPTERS_VARIABLE
+from sparsecast.adapters.following import AdapterFollowing, AdapterSettings
+from sparsecast.adapters.own_server import VllmOwnServer
 from sparsecast.engines import follow_routes, log_following, request_versions
 from sparsecast.engines.follow_settings import FollowSettings
 from sparsecast.engines.lease import MAX_LEASE_SECONDS, PauseLease
@@ -61,6 +64,8 @@ class SparsecastEndpoints:
         if envs.VLLM_SERVER_DEV_MODE:
             app.include_router(_router())
         app.include_router(follow_routes.router())
+        if os.environ.get(ADAPTERS_VARIABLE):
+            app.include_router(follow_routes.adapters_router())
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """Puts the pause of the server's engine into `state`, and starts to follow a log if the environment names one;
@@ -77,6 +82,9 @@ class SparsecastEndpoints:
             state.sparsecast_following = log_following.LogFollowing(engine, settings, _log)
             state.sparsecast_following_task = asyncio.create_task(state.sparsecast_following.run())
         _follow_when_told(engine_client, state, server, processes)
+        adapters = AdapterSettings.from_environment(os.environ, server)
+        if adapters is not None:
+            state.sparsecast_adapters = _follow_adapters(adapters, state, args, processes)
 
 
 def _follow_when_told(client: EngineClient, state: State, server: str, processes: int) -> None:
@@ -93,6 +101,23 @@ def _follow_when_told(client: EngineClient, state: State, server: str, processes
             await log_following.follow_when_told(state, settings, lambda one: VllmEngine(client, one, processes), _log)
 
     client.init_weight_transfer_engine = join_or_follow
+
+
+def _follow_adapters(settings: AdapterSettings, state: State, args: Namespace, processes: int) -> AdapterFollowing:
+    """Starts to follow the logs of adapters. Raises UsageError for a server that takes no adapters, or that has several
+    API processes, because each of them would load the adapters.
+    """
+    if not getattr(args, "enable_lora", False):
+        raise UsageError(f"{ADAPTERS_VARIABLE}: the server takes no adapters: start vLLM with --enable-lora")
+    if processes > 1:
+        raise UsageError(
+            f"{ADAPTERS_VARIABLE}: the server has {processes} API processes, and each would load the adapters: start "
+            "vLLM with --api-server-count 1"
+        )
+    server = VllmOwnServer(lambda: state.openai_serving_models, asyncio.get_running_loop())
+    following = AdapterFollowing(server, settings, str(args.model), _log)
+    following.start()
+    return following
 
 
 class VllmPause:
