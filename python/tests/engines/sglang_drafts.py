@@ -18,6 +18,8 @@ MIMO: dict[str, Any] = sglang_engine.QWEN2 | {"architectures": ["MiMoForCausalLM
 LLAMA: dict[str, Any] = sglang_engine.QWEN2 | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 EAGLE: dict[str, Any] = LLAMA | {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1}
 """A head of LLAMA with files of its own."""
+EAGLE3: dict[str, Any] = EAGLE | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 40}
+"""The same of EAGLE-3, with a vocabulary, and so an lm_head, of its own."""
 
 
 def mtp_shapes() -> dict[str, tuple[int, ...]]:
@@ -37,9 +39,26 @@ def eagle_shapes() -> dict[str, tuple[int, ...]]:
     return {**shapes, "fc.weight": (width, 2 * width), "fc.bias": (width,)}
 
 
+def eagle3_shapes() -> dict[str, tuple[int, ...]]:
+    """Names and shapes of an EAGLE-3 head in its own files; d2t and t2d map its vocabulary to the target's, and back."""
+    width, vocabulary = EAGLE3["hidden_size"], EAGLE3["draft_vocab_size"]
+    shapes = computed.decoder_layer_shapes({"head_dim": 16, **EAGLE3}, "midlayer.")
+    for name in "qkv":
+        rows, columns = shapes[f"midlayer.self_attn.{name}_proj.weight"]
+        shapes[f"midlayer.self_attn.{name}_proj.weight"] = (rows, 2 * columns)
+    shapes |= {"midlayer.hidden_norm.weight": (width,), "norm.weight": (width,), "fc.weight": (width, 3 * width)}
+    return {**shapes, "lm_head.weight": (vocabulary, width), "d2t": (vocabulary,), "t2d": (EAGLE3["vocab_size"],)}
+
+
 def tensors_of(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
+    tensors = {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
+    for name, tensor in tensors.items():
+        if name.endswith("d2t"):
+            tensors[name] = torch.arange(len(tensor))
+        elif name.endswith("t2d"):
+            tensors[name] = torch.arange(len(tensor)) % 2 == 0
+    return tensors
 
 
 def open_draft(rank: Any, folder: Path) -> None:
@@ -51,7 +70,11 @@ def open_draft(rank: Any, folder: Path) -> None:
 
     config = ModelConfig.from_server_args(get_server_args(), model_path=str(folder), is_draft_model=True)
     model = sglang_engine.load_model(folder, config)
-    model.set_embed_and_head(*rank.worker.model_runner.model.get_embed_and_head())
+    embeddings, head = rank.worker.model_runner.model.get_embed_and_head()
+    if config.hf_config.architectures[0].endswith("Eagle3"):
+        model.set_embed(embeddings)
+    else:
+        model.set_embed_and_head(embeddings, head)
     runner = SimpleNamespace(model=model, model_config=config, draft_load_format=None)
     rank.manager.draft_worker = SimpleNamespace(weight_update_runners=lambda: [("draft", runner)])
 
@@ -79,7 +102,8 @@ def differences(rank: Any, folder: Path) -> list[str]:
     fresh = dict(sglang_engine.load_model(folder, runner.model_config).named_parameters())
     shared = {tensor.data_ptr() for tensor in rank.worker.model_runner.model.parameters()}
     own = {n: tensor for n, tensor in runner.model.named_parameters() if tensor.data_ptr() not in shared}
-    assert own
+    tokens = getattr(runner.model, "hot_token_id", None)
+    assert own and (tokens is None or torch.equal(tokens, 2 * torch.arange(len(tokens))))
     return [n for n, t in own.items() if not torch.equal(t.data.view(torch.int16), fresh[n].data.view(torch.int16))]
 
 

@@ -27,8 +27,10 @@ class Scene:
     `tensors` has all tensors by their names in the log; those of a draft with files of its own have the prefix.
     """
 
-    def __init__(self, folder: Path, config: dict[str, Any], own: dict[str, tuple[int, ...]], ranks: int) -> None:
-        self.folder, self.config, self.ranks = folder, config, ranks
+    def __init__(
+        self, folder: Path, config: dict[str, Any], head: dict[str, Any], own: dict[str, tuple[int, ...]], ranks: int
+    ) -> None:
+        self.folder, self.config, self.head, self.ranks = folder, config, head, ranks
         self.tensors = {**sglang_engine.canonical_tensors(config, seed=7), **drafts.tensors_of(own, 8)}
         self.has_files = any(name.startswith(PREFIX) for name in own)
         self.of_draft = set(own)
@@ -46,7 +48,7 @@ class Scene:
         sglang_engine.write_checkpoint(self.folder / name, self.config, target)
         if self.has_files:
             own = {n.removeprefix(PREFIX): tensor for n, tensor in self.tensors.items() if n.startswith(PREFIX)}
-            sglang_engine.write_checkpoint(self.folder / name / "head", drafts.EAGLE, own)
+            sglang_engine.write_checkpoint(self.folder / name / "head", self.head, own)
 
     def follow(self, sent: Callable[[str], bool] = lambda name: True, **variables: str) -> tuple[Any, list[str]]:
         """Begins to follow a new log with the tensors that are sent, from the weights of now."""
@@ -65,6 +67,8 @@ class Scene:
     def version_comes(self, difference: int = 1) -> None:
         """The next version of what is sent has been written."""
         for tensor in self.sent.values():
+            if not tensor.is_floating_point():
+                continue
             bits = tensor.view(torch.int16).flatten()
             bits[:: max(1, bits.numel() // 5)] += difference
         self.tensors |= {name: tensor.clone() for name, tensor in self.sent.items()}
@@ -85,14 +89,21 @@ class Scene:
         self.engine.close()
 
 
-@pytest.fixture(params=["mtp", "eagle"], scope="module")
+HEADS = {
+    "eagle": (drafts.EAGLE, drafts.eagle_shapes(), 2),
+    "eagle-3": (drafts.EAGLE3, drafts.eagle3_shapes(), 1),
+}
+
+
+@pytest.fixture(params=["mtp", *HEADS], scope="module")
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("sglang")
     if request.param == "mtp":
-        made = Scene(folder, drafts.MIMO, drafts.mtp_shapes(), ranks=1)
+        made = Scene(folder, drafts.MIMO, {}, drafts.mtp_shapes(), ranks=1)
     else:
-        own = {PREFIX + name: shape for name, shape in drafts.eagle_shapes().items()}
-        made = Scene(folder, drafts.LLAMA, own, ranks=2)
+        head, shapes, ranks = HEADS[request.param]
+        own = {PREFIX + name: shape for name, shape in shapes.items()}
+        made = Scene(folder, drafts.LLAMA, head, own, ranks)
     yield made
     made.close()
 
