@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 import unittest.mock
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +168,8 @@ def base_differences(worker: Any, folder: Path) -> list[str]:
     return [n for n in fresh if not torch.equal(live[n].data.view(torch.int16), fresh[n].data.view(torch.int16))]
 
 
-def own_server(worker: Any, folder: Path) -> tuple[list[str], str]:
-    """SGLang's own handling of adapters in its HTTP process, over this rank: what is served after two versions, a refusal
-    and an unload; and the words of the refusal.
-    """
+def _tokenizer(worker: Any) -> Any:
+    """SGLang's own handling of adapters in its HTTP process, over this rank."""
     from sglang.srt.lora.lora_registry import LoRARegistry
     from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput
     from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin
@@ -189,9 +187,16 @@ def own_server(worker: Any, folder: Path) -> tuple[list[str], str]:
             loads = isinstance(request, LoadLoRAAdapterReqInput)
             return [worker.load_lora_adapter(request) if loads else worker.unload_lora_adapter(request)]
 
+    return Tokenizer()
+
+
+def own_server(worker: Any, folder: Path) -> tuple[list[str], str]:
+    """What is served after two versions, a refusal and an unload in SGLang's HTTP process; and the words of the
+    refusal.
+    """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
-    own = SglangOwnServer(Tokenizer(), loop)
+    own = SglangOwnServer(_tokenizer(worker), loop)
     places = [save(make("own", seed, 4, 128), folder / f"own {seed} {torch.distributed.get_rank()}") for seed in (5, 6)]
     served = []
     for place in places:
@@ -204,6 +209,39 @@ def own_server(worker: Any, folder: Path) -> tuple[list[str], str]:
     own.unload("own")
     loop.call_soon_threadsafe(loop.stop)
     return served + list(own.served()), words
+
+
+def follows_by_itself(worker: Any, log: Path, state: Path) -> list[dict[str, Any]]:
+    """What SGLang's HTTP process says of the adapter of a log while it serves, when it has loaded one."""
+    from sglang.srt.entrypoints.http_server import app
+    from sglang.srt.runtime_context import get_lora
+
+    from sparsecast.adapters.following import AdapterSettings
+    from sparsecast.engines.sglang.adapters import follow_adapters
+
+    variables = {"ADAPTERS": str(log), "STATE": f"{state} {torch.distributed.get_rank()}", "INTERVAL": "0.02"}
+    settings = AdapterSettings.from_environment({f"SPARSECAST_FOLLOW_{n}": v for n, v in variables.items()}, "s")
+    assert settings is not None
+    with get_lora().override(enable_lora=False):
+        try:
+            follow_adapters(None, settings)
+        except errors.UsageError as error:
+            assert "start SGLang with --enable-lora" in str(error)
+
+    @contextlib.asynccontextmanager
+    async def nothing(_: Any) -> AsyncIterator[None]:
+        yield
+
+    async def serve() -> list[dict[str, Any]]:
+        app.router.lifespan_context = nothing
+        follow_adapters(_tokenizer(worker), settings)
+        async with app.router.lifespan_context(app):
+            following = app.state.sparsecast_adapters
+            while following.status()[0]["version"] is None:
+                await asyncio.sleep(0.01)
+            return list(following.status())
+
+    return asyncio.run(asyncio.wait_for(serve(), 60.0))
 
 
 def shapes(worker: Any, number: str) -> dict[str, tuple[int, ...]]:

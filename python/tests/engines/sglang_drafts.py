@@ -10,7 +10,6 @@ from typing import Any
 
 import computed_models as computed
 import sglang_engine
-import sglang_follow
 import torch
 
 MIMO: dict[str, Any] = sglang_engine.QWEN2 | {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
@@ -81,6 +80,7 @@ def open_draft(rank: Any, folder: Path) -> None:
 
 def follow(rank: Any, variables: dict[str, str]) -> tuple[Any, list[str]]:
     """The status of a new follower in a server with the draft, and the warnings of sparsecast."""
+    import sglang_follow
     from sglang.srt.runtime_context import get_spec
 
     said: list[str] = []

@@ -120,6 +120,11 @@ def test_every_tensor_parallel_rank_holds_what_a_fresh_load_gives_it(tmp_path: p
         assert are_those_saved("with another base") and engine.call("adapters", "base_digest") != base
         for served, words in engine.call("adapters", "own_server", tmp_path):
             assert served == ["5", "6"] and "SGLang refuses it: " in words and "rank 16" in words
+        receiver.remove("code")
+        adapters["code"].spec().save(tmp_path / "code.log.json")
+        found = engine.call("adapters", "follows_by_itself", tmp_path / "code.log", tmp_path / "by itself")
+        shown = {"log": str(tmp_path / "code.log"), "name": "code", "version": ends["code"].version, "error": ""}
+        assert found == [[shown], [shown]]
         for end in ends.values():
             end.close()
     finally:
