@@ -32,6 +32,9 @@ from live_servers import LiveServer  # noqa: E402
 
 Start = Callable[..., LiveServer]
 
+by_hand = pytest.mark.skipif("SPARSECAST_LIVE_ALL" not in os.environ, reason="takes minutes: SPARSECAST_LIVE_ALL=1")
+"""For tests that a continuous integration with a time limit leaves out."""
+
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -22,7 +22,7 @@ if importlib.util.find_spec("vllm") is None:
 import httpx
 import torch
 import transformers
-from conftest import Start
+from conftest import Start, by_hand
 from live_load import PROMPTS, Load, probe, reload
 from live_servers import LiveServer, free_port, overlay, with_release
 from live_trainer import POLICY, Trainer, endpoint
@@ -318,6 +318,7 @@ def torch_model(directory: Path) -> torch.nn.Module:
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
 
+@by_hand
 def test_a_stock_server_follows_a_delta_log_by_reloading_the_checkpoint(
     scene: Scene, model: Path, tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM for CPUs is not installed here", allow_module_level=True)
 
 import httpx
-from conftest import Start
+from conftest import Start, by_hand
 from live_follow import Follower, Scene
 from live_load import Load, probe
 
@@ -40,9 +39,7 @@ def test_two_workers_hold_their_parts_of_every_version(start: Start, model: Path
         scene.close()
 
 
-@pytest.mark.skipif(
-    "SPARSECAST_LIVE_KILLS" not in os.environ, reason="seven starts of a server: SPARSECAST_LIVE_KILLS=1"
-)
+@by_hand
 def test_two_workers_that_were_killed_in_each_phase_come_back(start: Start, model: Path, tmp_path: Path) -> None:
     scene = Follower(start, model, tmp_path, positions="packed")
     options = {"ranks": 2, "VLLM_SERVER_DEV_MODE": "1", "SPARSECAST_FOLLOW_AT": "told"}
