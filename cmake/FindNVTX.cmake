@@ -5,6 +5,12 @@
 
 find_path(NVTX_INCLUDE_DIR nvtx3/nvToolsExtPayload.h HINTS ${CUDAToolkit_INCLUDE_DIRS} PATHS /usr/local/cuda/include)
 mark_as_advanced(NVTX_INCLUDE_DIR)
+# The toolkit's directory comes first. Its headers, where they are too old to have payloads, do not go with newer ones.
+foreach(directory IN LISTS CUDAToolkit_INCLUDE_DIRS)
+  if(EXISTS "${directory}/nvtx3" AND NOT EXISTS "${directory}/nvtx3/nvToolsExtPayload.h")
+    unset(NVTX_INCLUDE_DIR CACHE)
+  endif()
+endforeach()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(NVTX REQUIRED_VARS NVTX_INCLUDE_DIR)

@@ -66,6 +66,10 @@ esac""",
             f"#error -- unsupported GNU version! gcc versions later than {newest_gcc} are not supported!\n",
             encoding="utf-8",
         )
+        (headers.parent / "cuda_runtime.h").touch()
+        libraries = self.root / directory / "lib64"
+        libraries.mkdir()
+        (libraries / "libcudart.so").touch()
         return self.root / directory
 
     def gpus(self, *capabilities, driver="13.0"):
@@ -144,6 +148,29 @@ class Configure(Machine):
     def test_cudacxx_that_names_nothing_is_told(self):
         self.environment["CUDACXX"] = "/no/such/nvcc"
         self.refused("CUDACXX names '/no/such/nvcc', which is no program", "-DSPARSECAST_CUDA=ON")
+
+    def test_headers_and_runtime_are_those_of_the_toolkit_that_cudacxx_names(self):
+        on_the_path = self.toolkit("13.0", directory="newer")
+        toolkit = self.toolkit("12.4")
+        self.environment["PATH"] = f"{on_the_path}/bin:{self.environment['PATH']}"
+        self.environment["CUDACXX"] = str(toolkit / "bin/nvcc")
+        _, said, cache = self.configure("-DSPARSECAST_CUDA=AUTO")
+        self.assertIn(f"CUDA_CUDART:FILEPATH={toolkit}/lib64/libcudart.so\n", cache, said)
+
+    def test_headers_of_nvtx_are_not_mixed_with_the_older_ones_of_the_toolkit(self):
+        toolkit = self.toolkit("12.4")
+        self.environment["CUDACXX"] = str(toolkit / "bin/nvcc")
+        newer = self.root / "nvtx/include/nvtx3"
+        newer.mkdir(parents=True)
+        (newer / "nvToolsExtPayload.h").touch()
+        settings = ("-DSPARSECAST_CUDA=AUTO", "-DSPARSECAST_NVTX=AUTO", f"-DNVTX_ROOT={newer.parent.parent}")
+        for older, found in ((False, "ON"), (True, "OFF")):
+            if older:
+                (toolkit / "include/nvtx3").mkdir()
+            shutil.rmtree(self.root / "build", ignore_errors=True)
+            code, said, _ = self.configure(*settings)
+            self.assertEqual(code, 0, said)
+            self.assertIn(f"NVTX {found},", said)
 
     def test_an_old_toolkit_is_named(self):
         self.environment["CUDA_HOME"] = str(self.toolkit("11.8"))
