@@ -18,6 +18,9 @@ for binary in "${binaries[@]}"; do
   readelf -d "$binary" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/ \1/p' | tr -d '\n'
   printf '\n'
 done
+# What no library of the link has would be looked for at run time, and auditwheel knows only what has a version.
+unknown=$(nm -D --undefined-only "${binaries[@]}" | awk '$1 == "U" && $2 !~ /@/ && $2 !~ /^_?Py/ {print $2}')
+[[ -z $unknown ]] || { echo "asked for, and not in glibc 2.27: $unknown" >&2 && exit 1; }
 echo "exported by the module: $(nm -D --defined-only "${binaries[0]}" | awk '{print $3}' | tr '\n' ' ')"
 objcopy -O binary --only-section=.nv_fatbin "${binaries[0]}" "$directory/fatbin" 2>/dev/null || true
 if [[ ! -s $directory/fatbin ]]; then
@@ -26,6 +29,8 @@ else
   echo "device code: $(stat -c %s "$directory/fatbin") bytes, $(gzip -9 <"$directory/fatbin" | wc -c) compressed"
   cuobjdump=$(command -v cuobjdump || echo "$tools"/../lib/python3.*/site-packages/nvidia/cu13/bin/cuobjdump)
   if [[ -x $cuobjdump ]]; then
+    release=$("$cuobjdump" --dump-ptx "${binaries[0]}" | sed -n 's/.*Cuda compilation tools, release \([0-9.]*\).*/\1/p;' | sort -uV)
+    echo "made by CUDA $release: drivers from $([[ $release == 12.* ]] && echo 525 || echo 580) on"
     "$cuobjdump" --list-elf --list-ptx "${binaries[0]}" | sed -E 's/.*\.(sm_[0-9a-z]+)\.(cubin|ptx)$/\2 \1/' | sort | uniq -c
   fi
 fi

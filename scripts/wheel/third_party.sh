@@ -3,7 +3,8 @@
 
 # third_party.sh PREFIX: static libraries for the inside of a wheel, from the sources of this Debian release: position
 # independent, which Debian's own archives are not (those of OpenSSL are), and curl with HTTP and TLS alone, where Debian's
-# has thirty libraries behind it. PREFIX/licences gets what each one's licence says. Does nothing when all is there.
+# has thirty libraries behind it. PREFIX/licences and PREFIX/versions get what each one's licence and version are. Does nothing
+# when all is there.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 source scripts/wheel/sources.sh
 
@@ -46,13 +47,14 @@ curl() {
 }
 
 make_one() {
-  debian_source "$release" "$1" "$sources/$1" && "$1" "$sources/$1" && cp "$sources/$1/debian/copyright" "$prefix/licences/$1"
+  source_of "$release" "$1" "$sources/$1" && "$1" "$sources/$1" && cp "$sources/$1/debian/copyright" "$prefix/licences/$1" &&
+    dpkg-parsechangelog -l "$sources/$1/debian/changelog" -S Version >"$prefix/versions/$1"
 }
 
 need autoconf automake cmake dpkg-dev g++ libssl-dev libtool make ninja-build
-mkdir -p "$prefix/licences" "$prefix/lib"
-c++ -O2 -fPIC -c scripts/wheel/arc4random.cpp -o "$prefix/lib/arc4random.o"
+mkdir -p "$prefix/licences" "$prefix/versions" "$prefix/lib"
+c++ -O2 -fPIC -c scripts/wheel/newer_than_glibc.cpp -o "$prefix/lib/newer_than_glibc.o"
 for name in fmtlib highway libzstd libsodium curl; do
-  [[ -e $prefix/licences/$name ]] || step "static $name" make_one "$name"
+  [[ -e $prefix/versions/$name ]] || step "static $name" make_one "$name"
 done
 rm -rf "$sources"
