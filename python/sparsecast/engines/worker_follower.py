@@ -59,7 +59,8 @@ class WorkerFollower:
         self._receiver: LogReceiver | None = None  # None in a worker that cannot follow, and in one that sleeps.
         self._goal = goal
         self._refusal = ""
-        self._lost: int | None = None  # Version of the weights that were lost in a sleep, until they are there again.
+        # Version of weights that were lost in a sleep, or not whole before it, until they are there again.
+        self._lost: int | None = None
         try:
             self._model = start()
             self._receive(is_whole=True)
@@ -133,12 +134,12 @@ class WorkerFollower:
         Raises DeadlineError on all workers, and the engine must not release the memory, if one of them does not stop
         within 60 s after the timeout of a request to the store.
         """
-        from sparsecast.engines.agreement import raise_if_any_failed
+        from sparsecast.engines.agreement import is_so_anywhere, raise_if_any_failed
 
         if self._model is None or self._receiver is None:
             return
         timeout = self._model.log.timeout + _CLOSE_SECONDS
-        version = self._receiver.version
+        before = self._receiver.status()
         self._receiver.close(timeout)
         failure: BaseException | None = None
         if self._receiver.is_running:
@@ -150,8 +151,8 @@ class WorkerFollower:
             self._receive(is_whole=True)
             raise
         self._receiver = None
-        if loses_weights:
-            self._lost = version or 0
+        if is_so_anywhere(loses_weights or not before["is_whole"], self._model.group):
+            self._lost = before["version"] or 0
             self._model.keep_rest()
 
     def wake(self) -> None:
@@ -171,7 +172,9 @@ class WorkerFollower:
                 self._model.restore_rest()
             receiver = self._receive(is_whole=self._lost is None)
         if self._lost is not None:
-            self._model.bring_back(receiver, self._lost, _WAKE_SECONDS)
+            # A server that is pinned comes to that version, even if it had a newer one.
+            least = self._lost if self._goal is None else min(self._lost, self._goal)
+            self._model.bring_back(receiver, least, _WAKE_SECONDS)
             self._lost = None
 
 
@@ -248,10 +251,10 @@ class FollowedModel:
 
     def keep_rest(self) -> None:
         """Copies to host memory the parameters that neither the log nor a recomputation fills whole."""
-        from sparsecast.engines.refresh.recompute import parameters_beside
+        from sparsecast.engines.refresh.recompute import unwritten_parameters
 
-        beside = parameters_beside(self._models, self._traced, self.recomputations)
-        self._rest = [(tensor, tensor.to("cpu", copy=True)) for tensor in beside]
+        rest = unwritten_parameters(self._models, self._traced, self.recomputations)
+        self._rest = [(tensor, tensor.to("cpu", copy=True)) for tensor in rest]
 
     def restore_rest(self) -> None:
         """Copies back what `keep_rest` has copied, and forgets it."""

@@ -56,7 +56,7 @@ class Worker:
         """As vLLM's worker on a device: after a sleep of level 2 nothing is left of parameters, nor of what vLLM has
         computed from them; buffers come back.
         """
-        assert follow_worker.sparsecast_follow_status(self)["state"] == "asleep"
+        assert self._sparsecast_follower.status()["state"] == "asleep"
         if level == 2:
             for slot in slots(self.model):
                 if slot.name in self.derived or isinstance(slot.tensor, torch.nn.Parameter):
@@ -159,8 +159,15 @@ def test_a_server_that_slept_comes_to_the_newest_version(
     assert status["is_whole"] and status["version"] >= version - 1, status  # Not the anchor, which is older.
     worker.apply_until(version)
     assert worker.differences() == []
+    before = worker.tensors
     worker.apply_until(publish(worker, sent, publisher, 3))
     assert worker.differences() == []
+
+    follow_worker.sparsecast_follow_status(worker, version)  # Pinned at the version before.
+    worker.sleep(level=2)
+    worker.wake_up()
+    worker.tensors = before
+    assert worker.apply_until(version)["is_whole"] and worker.differences() == []
 
 
 @pytest.mark.parametrize("worker", ["qwen2"], indirect=True)

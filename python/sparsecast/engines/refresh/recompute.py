@@ -315,7 +315,7 @@ class Recomputation:
             torch.cuda.synchronize()
 
 
-def parameters_beside(
+def unwritten_parameters(
     models: Iterable[torch.nn.Module], traced: TracedLoader, recomputations: Iterable[Recomputation]
 ) -> list[torch.Tensor]:
     """Returns the parameters of `models` that keep elements which neither an update by the map `traced` nor a step of
