@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sparsecast.transports import Log
 
 _MOST_TABLE_BYTES = 1 << 28
+_ASK_SECONDS = 10.0  # For a request to the store, while the engine stands still.
 
 
 def followed_table(
@@ -35,8 +36,8 @@ def followed_table(
 
     The table has the tensors of both. If the log has another table, the tensors are left out that it may lack: those of
     the draft's files, those of the target's files that the target does not use on any worker (MTP heads), or both.
-    Whatever table the log has else, or if there is no log yet, the result has the tensors of both, and the receiver
-    names the tensor that differs.
+    Whatever table the log has else, or if there is no log yet, or its store does not answer within 10 s, the result has
+    the tensors of both, and the receiver names the tensor that differs.
     """
     import torch.distributed as dist
 
@@ -51,7 +52,7 @@ def followed_table(
 
     if dist.get_rank(group) == 0:
         with contextlib.suppress(Error):  # The receiver meets it again, and judges it.
-            wanted = log_table_hash(log.location, list(log.trusted_keys), log.timeout)
+            wanted = log_table_hash(log.location, list(log.trusted_keys), min(log.timeout, _ASK_SECONDS))
     answers = _gather(lambda: [wanted, read()], group)
     wanted = answers[0][0]
     whole = tables[0]

@@ -104,7 +104,7 @@ def follow(store: Any, directory: Path) -> tuple[Any, Any]:
 
 def cycle(store: Any, tmp_path: Path) -> None:
     """Creates, publishes, follows, anchors and merges; and a second follower joins late."""
-    assert sparsecast.log_head(store) is None
+    assert sparsecast.log_head(store) is None and sparsecast.log_table_hash(store) is None
     trainer = Trainer(store, tmp_path)
     follower, weights = follow(store, tmp_path / "first")
     for _ in range(10):
@@ -116,6 +116,7 @@ def cycle(store: Any, tmp_path: Path) -> None:
     assert trainer.publisher.maintenance_error is None
     late, weights = follow(store, tmp_path / "late")
     assert late.step().version == sparsecast.log_head(store) == newest
+    assert sparsecast.log_table_hash(store) == TABLE.hash
     assert weights == trainer.weights
 
 
