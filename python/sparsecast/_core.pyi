@@ -820,7 +820,7 @@ def log_head(location: str | os.PathLike[str] | sparsecast.stores.Store, trusted
 
 def log_table_hash(location: str | os.PathLike[str] | sparsecast.stores.Store, trusted_keys: Sequence[str] = [], timeout: float = 120.0) -> str | None:
     """
-    Returns TensorTable.hash of the tensors in the log at `location`, which a log orders by the bytes of their names; None if there is no log.
+    Returns TensorTable.hash of the tensors in the log at `location`, ordered by the bytes of their names; None if there is no log.
     """
 
 def create_log(location: str | os.PathLike[str] | sparsecast.stores.Store, table: TensorTable, tensors: Sequence[Memory], *, anchor_path: str | os.PathLike[str], version: int = 0, key: str | os.PathLike[str] | None = None, label: str = '', threads: int = 1, timeout: float = 120.0) -> int:

@@ -497,7 +497,7 @@ void bind_logs(nb::module_& m) {
         return head ? std::optional(to_hex(head->table_hash)) : std::nullopt;
       },
       nb::arg("location"), nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("timeout") = 120.0,
-      "Returns TensorTable.hash of the tensors in the log at `location`, which a log orders by the bytes of their names; "
+      "Returns TensorTable.hash of the tensors in the log at `location`, ordered by the bytes of their names; "
       "None if there is no log.");
   m.def("create_log", &create_log, nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(),
         nb::arg("anchor_path"), nb::arg("version") = 0, nb::arg("key") = nb::none(), nb::arg("label") = "",
