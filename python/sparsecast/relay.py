@@ -12,8 +12,6 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-import numpy as np
-
 from . import _core
 from ._core import Box, Layout, LocalTensor, Memory, RankLayout, Shard, ShardedSubscriber, TensorTable
 from ._process import ProcessMark
@@ -21,7 +19,7 @@ from .buffers import describe
 from .errors import UnsupportedError, UsageError
 from .transports import Log, Met, Mpi, World
 
-_CARRIERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_CARRIERS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I16": 2, "I32": 4, "I64": 8}  # The others have one byte.
 
 
@@ -165,6 +163,10 @@ class LogRelay:
 
 
 def _memory(dtype: str, shape: tuple[int, ...]) -> Memory:
+    try:
+        import numpy as np  # Nothing else of sparsecast.torch needs it.
+    except ModuleNotFoundError:
+        raise UnsupportedError("a relay keeps its weights in arrays of numpy: pip install numpy") from None
     return describe(np.zeros(shape, dtype=_CARRIERS[_SIZES.get(dtype, 1)]), dtype=dtype)
 
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,12 @@ def _extra(name: str) -> str:
     lines = re.findall(rf"^{name} = \[(.*)\]$", PROJECT.read_text(), re.M)
     assert len(lines) == 1, f"extra {name}: {lines}"
     return str(lines[0])
+
+
+def test_the_extra_torch_is_enough_for_the_package_of_that_name() -> None:
+    program = "import sys; sys.modules['numpy'] = None; import sparsecast.torch"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
 
 
 def test_the_extra_vllm_asks_for_the_oldest_that_the_plugin_takes() -> None:
