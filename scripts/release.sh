@@ -20,7 +20,10 @@ while (($#)); do
   case $1 in
     --out) out=$2 && shift ;;
     # A path is one from here, not from the checkout.
-    --nvcc | --python) arguments+=("$1" "$(command -v "$2" | xargs -r realpath -s)") && shift ;;
+    --nvcc | --python)
+      program=$(command -v "$2") || die "$1 $2: there is no such program"
+      arguments+=("$1" "$(realpath -s "$program")") && shift
+      ;;
     *) arguments+=("$1") ;;
   esac
   shift

@@ -19,7 +19,7 @@ source scripts/wheel/sources.sh
 export CC=${CC:-gcc} CXX=${CXX:-g++}
 
 cuda=AUTO pythons=() out=dist sdist=1 test=0 releases=()
-# Works with glibc 2.27 as well; 2.28 is what pip of every age knows by this name, and what others' wheels ask for.
+# What others' wheels ask for, torch's among them. These would do with less, which auditwheel adds to the name.
 platform=manylinux_2_28_x86_64
 third_party=$repository/.cache/wheel/third_party
 tools=.venv-wheel/bin

@@ -29,8 +29,9 @@ else
   echo "device code: $(stat -c %s "$directory/fatbin") bytes, $(gzip -9 <"$directory/fatbin" | wc -c) compressed"
   cuobjdump=$(command -v cuobjdump || echo "$tools"/../lib/python3.*/site-packages/nvidia/cu13/bin/cuobjdump)
   if [[ -x $cuobjdump ]]; then
-    release=$("$cuobjdump" --dump-ptx "${binaries[0]}" | sed -n 's/.*Cuda compilation tools, release \([0-9.]*\).*/\1/p;' | sort -uV)
-    echo "made by CUDA $release: drivers from $([[ $release == 12.* ]] && echo 525 || echo 580) on"
+    # PTX 8 is of CUDA 12, PTX 9 of CUDA 13.
+    ptx=$("$cuobjdump" --dump-ptx "${binaries[0]}" | sed -n 's/^\.version //p' | sort -u)
+    echo "PTX $ptx: drivers from $([[ $ptx == 8.* ]] && echo 525 || echo 580) on"
     "$cuobjdump" --list-elf --list-ptx "${binaries[0]}" | sed -E 's/.*\.(sm_[0-9a-z]+)\.(cubin|ptx)$/\2 \1/' | sort | uniq -c
   fi
 fi
