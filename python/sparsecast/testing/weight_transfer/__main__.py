@@ -22,12 +22,17 @@ from .harness import FAULTS, Harness, Outcome, Settings
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m sparsecast.testing.weight_transfer", description=__doc__)
     parser.add_argument("--backend", default="sparsecast", help="name of the weight-transfer backend at the server")
-    parser.add_argument("--start", default="", metavar="MODULE:FUNCTION", help="how a trainer begins, for other backends")
+    parser.add_argument(
+        "--start", default="", metavar="MODULE:FUNCTION", help="how a trainer begins, for other backends"
+    )
     parser.add_argument("--model", type=Path, help="checkpoint in safetensors files; default: a small one, made here")
     parser.add_argument("--faults", nargs="*", choices=list(FAULTS), default=list(FAULTS), help="default: all")
     parser.add_argument("--flag", action="append", default=[], help="a further argument of vllm serve: --flag=--x")
     parser.add_argument("--patience", type=float, default=30, help="seconds until a silent server counts as paused")
     parser.add_argument("--timeout", type=float, default=60, help="seconds that the waits of a trainer may take")
+    parser.add_argument(
+        "--pause", default="", metavar="MODE", help="pause generation around updates: keep, wait, abort"
+    )
     parser.add_argument("--tolerance", type=float, default=0, help="by which equal log probabilities may differ")
     parser.add_argument("--work", type=Path, help="directory for checkpoints and logs; default: one that is deleted")
     parser.add_argument("--json", type=Path, help="file for the results")
@@ -46,13 +51,20 @@ def _run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     import vllm
 
     settings = Settings(
-        arguments.backend, arguments.start, arguments.flag, arguments.patience, arguments.timeout, arguments.tolerance
+        backend=arguments.backend,
+        start=arguments.start,
+        flags=arguments.flag,
+        patience=arguments.patience,
+        timeout=arguments.timeout,
+        tolerance=arguments.tolerance,
+        pause=arguments.pause,
     )
     first = arguments.model or checkpoints.make_model(work / "first")
     harness = Harness(settings, first, checkpoints.change(first, work / "second"), work)
     result: dict[str, Any] = {
         "backend": arguments.backend,
         "note": find(arguments.backend, arguments.start).note,
+        "pause": arguments.pause,
         "date": time.strftime("%Y-%m-%d"),
         "vllm": vllm.__version__,
         "torch": torch.__version__,
@@ -62,7 +74,9 @@ def _run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     try:
         result["good_sync"] = harness.good_sync()
         print(json.dumps(result["good_sync"]), flush=True)
-        print("| fault | serves | names | answers after | healed by | the trainer was told |\n|---|---|---|---|---|---|")
+        print(
+            "| fault | serves | names | answers after | healed by | the trainer was told |\n|---|---|---|---|---|---|"
+        )
         for fault in arguments.faults:
             outcome = harness.attempt(fault)
             if outcome is not None:
@@ -88,7 +102,9 @@ def main() -> int:
     else:
         with tempfile.TemporaryDirectory() as directory:
             result = _run(arguments, Path(directory))
-    bad = [one for one in result["outcomes"] if one["verdict"] not in ("old", "new") and one["fault"] != "server killed"]
+    bad = [
+        one for one in result["outcomes"] if one["verdict"] not in ("old", "new") and one["fault"] != "server killed"
+    ]
     return 1 if bad else 0
 
 

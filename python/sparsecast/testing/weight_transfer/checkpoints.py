@@ -66,7 +66,9 @@ def load(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Returns the tensors of a checkpoint in host memory."""
     from safetensors.torch import load_file
 
-    return {name: tensor for file in sorted(checkpoint.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    return {
+        name: tensor for file in sorted(checkpoint.glob("*.safetensors")) for name, tensor in load_file(file).items()
+    }
 
 
 def size(checkpoint: Path) -> int:

@@ -17,7 +17,8 @@ from typing import Any
 
 from . import checkpoints
 from .backends import Backend, find
-from .server import Server, forget_peak, little_memory, status
+from .memory import DevicePeak, forget_peak, little_memory, status
+from .server import Server
 from .trainer import Order
 from .verdicts import Verdict, distance, which
 
@@ -49,6 +50,8 @@ class Settings:
     timeout: float
     """Seconds that the trainer's waits may take."""
     tolerance: float
+    pause: str
+    """Mode of /pause around every update; empty: generation is not paused."""
 
 
 @dataclasses.dataclass
@@ -124,6 +127,7 @@ class Harness:
         self._number = 0
         self._sent = 0
         self._grown = 0
+        self._workers = 1
         self._restarted = False
         self._now = 0  # Which of the checkpoints the server has.
         self._probes: list[list[float]] = []
@@ -140,14 +144,17 @@ class Harness:
             raise RuntimeError("the server's log probabilities are not the same twice: give a --tolerance")
         self._serve(0)
         self._probes = [self.server.probe(self._settings.timeout), other]
-        which(other, *self._probes, tolerance=self._settings.tolerance)
+        which(other, old=self._probes[0], new=other, tolerance=self._settings.tolerance)
         worker = self.server.worker()
         trainer, said = self._join("none")
         if said["event"] == "joined":
             before = status(worker)
             forget_peak(worker)
+            device = DevicePeak(worker)
+            device.begin()
             trainer.go()
             said = trainer.hear(2 * self._settings.timeout)
+            on_device = device.end()
         trainer.kill()
         if said["event"] != "done":
             raise RuntimeError(f"the sync without a fault failed: {said}\n{self.server.said()}")
@@ -162,6 +169,7 @@ class Harness:
             "worker_peak_bytes": after["VmHWM"],
             "peak_growth_bytes": self._grown,
             "growth_of_weights": round(self._grown / self._bytes, 4),
+            **on_device,
         }
 
     def attempt(self, fault: str) -> Outcome | None:
@@ -261,11 +269,12 @@ class Harness:
             backend=self._settings.backend,
             start=self._settings.start,
             url=self.server.url,
-            workers=self.server.workers(),
+            workers=self._workers,
             base=str(self._checkpoints[self._now]),
             target=str(self._checkpoints[1 - self._now]),
             restarted=self._restarted,
             timeout=self._settings.timeout,
+            pause=self._settings.pause,
             fault=fault,
             byte=(self._bytes if fault == "killed in the join" else self._sent) // 2,
         )
@@ -287,3 +296,4 @@ class Harness:
             dict(self._backend.variables),
             self._work / f"server-{self._number}.log",
         ).wait()
+        self._workers = self.server.workers()

@@ -37,7 +37,8 @@ class TcpGroup:
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: object = None) -> None:
         """Sends the bytes of `tensor` at rank 0, and fills it with them at the others."""
-        view = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+        raw: Any = tensor.view(-1).view(torch.uint8).numpy()
+        view = memoryview(raw)
         for peer in self._peers:
             if self._sends:
                 peer.sendall(view)

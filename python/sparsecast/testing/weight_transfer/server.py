@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .memory import status
 from .verdicts import prompts
 
 _START_SECONDS = 900.0
@@ -114,33 +114,6 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(30)
-
-
-def status(pid: int) -> dict[str, int]:
-    """Returns the sizes of a process in bytes by their names in /proc/PID/status, such as VmRSS and VmHWM; nothing if
-    there is no such process.
-    """
-    with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith(" kB")}
-    return {}
-
-
-def forget_peak(pid: int) -> None:
-    """Has the peak of a process (VmHWM) begin again at what it holds now."""
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
-@contextlib.contextmanager
-def little_memory(pid: int, more: int) -> Any:
-    """Inside the block a process can allocate no more than `more` bytes of host memory beyond what it has."""
-    _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
-    resource.prlimit(pid, resource.RLIMIT_DATA, (status(pid)["VmData"] + more, hard))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            resource.prlimit(pid, resource.RLIMIT_DATA, (resource.RLIM_INFINITY, hard))
 
 
 def _processes(root: int) -> list[int]:

@@ -7,6 +7,7 @@ go on. The trainer writes JSON objects to its standard output: "joined", then "d
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,6 +17,7 @@ import struct
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +47,8 @@ class Order:
     """Checkpoint that it sends."""
     restarted: bool
     timeout: float
+    pause: str = ""
+    """Mode of /pause around the update; empty: generation is not paused."""
     fault: str = "none"
     """Name of a fault (`cases`)."""
     byte: int = 0
@@ -112,6 +116,23 @@ def _die_when_sent(byte: int) -> None:
         time.sleep(0.0005)
 
 
+@contextlib.contextmanager
+def paused(order: Order, wire: Wire) -> Iterator[None]:
+    """Pauses generation inside the block, if the order says so. Afterwards it goes on, whatever has happened, unless
+    the wire is cut.
+    """
+    if not order.pause:
+        yield
+        return
+    for_pause, for_resume = f"{order.url}/pause?mode={order.pause}", f"{order.url}/resume"
+    urllib.request.urlopen(for_pause, b"", timeout=order.timeout).close()  # noqa: S310
+    try:
+        yield
+    finally:
+        if not wire.is_cut:
+            urllib.request.urlopen(for_resume, b"", timeout=order.timeout).close()  # noqa: S310
+
+
 def _weights(order: Order) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Returns the tensors as the trainer holds them first, and as they are sent."""
     base, target = checkpoints.load(Path(order.base)), checkpoints.load(Path(order.target))
@@ -139,9 +160,7 @@ def run(order: Order, say: Any) -> None:
         threading.Thread(target=_die_when_sent, args=(order.byte,), daemon=True).start()
     port = free_port()
     backend = find(order.backend, order.start)
-    meeting = Meeting(
-        client, make_source(weights), "127.0.0.1", port, order.workers, order.restarted, order.timeout
-    )
+    meeting = Meeting(client, make_source(weights), "127.0.0.1", port, order.workers, order.restarted, order.timeout)
     engine = backend.start(meeting)
     http = int(order.url.rpartition(":")[2])
     taken = wire.take({http, port} if backend.leave_rendezvous else {http})
@@ -153,9 +172,10 @@ def run(order: Order, say: Any) -> None:
     kind, _, where = order.fault.partition(" at ")
     if where == "half of the bytes":
         wire.fail_at(kind, order.byte)  # type: ignore[arg-type]
-    client.armed = True
     begin, before = time.monotonic(), wire.sent
-    engine.send_weights()
+    with paused(order, wire):
+        client.armed = True
+        engine.send_weights()
     say(event="done", bytes=wire.sent - before, seconds=time.monotonic() - begin)
 
 

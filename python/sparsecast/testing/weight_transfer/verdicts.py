@@ -13,7 +13,8 @@ PROMPT_TOKENS = (5, 33, 100)
 
 def prompts(vocabulary: int) -> list[list[int]]:
     """Returns the fixed prompts as token ids below `vocabulary`."""
-    return [[random.Random(n).randrange(3, vocabulary) for _ in range(n)] for n in PROMPT_TOKENS]
+    choose = random.Random(0)
+    return [[choose.randrange(3, vocabulary) for _ in range(count)] for count in PROMPT_TOKENS]
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:

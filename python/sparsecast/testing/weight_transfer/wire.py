@@ -9,6 +9,7 @@ watched by epoll cannot be taken, since epoll keeps to the socket that was there
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -118,7 +119,5 @@ class Wire:
 
 
 def _shut(connection: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
