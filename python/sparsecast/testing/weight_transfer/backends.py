@@ -25,6 +25,8 @@ class Meeting:
     workers: int
     restarted: bool
     """Whether other trainers have been there before: the backend has to bring the server to the weights of `source`."""
+    version: int
+    """Number of the version that the weights of `source` are, for backends that number versions."""
     timeout: float
     """Seconds that any wait may take."""
 
@@ -60,6 +62,8 @@ def _sparsecast(meeting: Meeting) -> Any:
         port=meeting.port,
         engine_workers=meeting.workers,
         needs_anchor=meeting.restarted,
+        version=meeting.version,
+        engine_version=meeting.version,
         timeout=meeting.timeout,
     )
     return WeightTransferTrainerFactory.trainer_init(info, client=meeting.client, source=meeting.source)

@@ -61,7 +61,7 @@ class Outcome:
     fault: str
     verdict: Verdict
     named: str
-    """Version that the server names."""
+    """Whether the version that the server names is the "old" or the "new" one, or what it names else."""
     answered: float | None
     """Seconds from the fault to the first answer; None: none came."""
     trainer: str
@@ -128,6 +128,7 @@ class Harness:
         self._sent = 0
         self._grown = 0
         self._workers = 1
+        self._version = 0
         self._restarted = False
         self._now = 0  # Which of the checkpoints the server has.
         self._probes: list[list[float]] = []
@@ -226,12 +227,16 @@ class Harness:
                 continue
             answered = time.monotonic() - begin
             verdict = which(probe, self._probes[self._now], self._probes[1 - self._now], self._settings.tolerance)
-            return verdict, server.version(), round(answered, 1)
+            return verdict, self._named(server), round(answered, 1)
         with contextlib.suppress(OSError):
             if server.lives:
                 server.ask("/health", timeout=5)
-                return "paused", server.version(), None
+                return "paused", self._named(server), None
         return "dead", "-", None
+
+    def _named(self, server: Server) -> str:
+        version = server.version()
+        return {str(self._version): "old", str(self._version + 1): "new"}.get(version, version)
 
     def _heal(self, verdict: Verdict) -> str:
         """Brings the server to the new checkpoint: by the next trainer, after an end of the update by hand if need be,
@@ -262,17 +267,21 @@ class Harness:
         if verdict != "new":
             raise RuntimeError(f"{way}: the server is {verdict}, and the trainer was told of no error")
         self._now = 1 - self._now
+        self._version += 1
 
     def _join(self, fault: str) -> tuple[TrainerProcess, dict[str, Any]]:
         assert self.server is not None
+        # Weights that the server has already would not show that it has only half of them.
+        first = 1 - self._now if fault == "killed in the join" else self._now
         order = Order(
             backend=self._settings.backend,
             start=self._settings.start,
             url=self.server.url,
             workers=self._workers,
-            base=str(self._checkpoints[self._now]),
+            base=str(self._checkpoints[first]),
             target=str(self._checkpoints[1 - self._now]),
             restarted=self._restarted,
+            version=self._version,
             timeout=self._settings.timeout,
             pause=self._settings.pause,
             fault=fault,

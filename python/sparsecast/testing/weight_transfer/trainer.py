@@ -46,6 +46,9 @@ class Order:
     target: str
     """Checkpoint that it sends."""
     restarted: bool
+    """Whether another trainer has joined this server before."""
+    version: int
+    """Number of the version that the first checkpoint is; what is sent is one more."""
     timeout: float
     pause: str = ""
     """Mode of /pause around the update; empty: generation is not paused."""
@@ -160,7 +163,16 @@ def run(order: Order, say: Any) -> None:
         threading.Thread(target=_die_when_sent, args=(order.byte,), daemon=True).start()
     port = free_port()
     backend = find(order.backend, order.start)
-    meeting = Meeting(client, make_source(weights), "127.0.0.1", port, order.workers, order.restarted, order.timeout)
+    meeting = Meeting(
+        client=client,
+        source=make_source(weights),
+        host="127.0.0.1",
+        port=port,
+        workers=order.workers,
+        restarted=order.restarted,
+        version=order.version,
+        timeout=order.timeout,
+    )
     engine = backend.start(meeting)
     http = int(order.url.rpartition(":")[2])
     taken = wire.take({http, port} if backend.leave_rendezvous else {http})
