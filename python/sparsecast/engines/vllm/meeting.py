@@ -94,7 +94,7 @@ def _from_rank_0(text: str) -> str:
     return bytes(buffer.cpu().tolist()).decode()
 
 
-def _base_url(client: Any) -> str | None:
+def base_url(client: Any) -> str | None:
     """Returns the address of the server behind vLLM's HTTP client, or None for other clients."""
     url = getattr(client, "base_url", None)
     return url.rstrip("/") if isinstance(url, str) else None
@@ -102,11 +102,11 @@ def _base_url(client: Any) -> str | None:
 
 def _world_size(client: Any) -> int:
     ask = getattr(client, "get_world_size", None)
-    base = _base_url(client)
+    base = base_url(client)
     if callable(ask):
         answer: Any = ask()
     elif base is not None:
-        answer = _call(f"{base}/get_world_size").get("world_size")
+        answer = call(f"{base}/get_world_size").get("world_size")
     else:
         raise UsageError(f"{type(client).__name__} cannot be asked for the number of workers: give engine_workers")
     if not isinstance(answer, int) or isinstance(answer, bool) or answer < 1:
@@ -118,11 +118,11 @@ def worker_states(client: Any) -> list[str] | None:
     """Returns the state of every worker. Returns None if the workers cannot be asked, because `client` is no HTTP
     client or the server has no worker extension.
     """
-    base = _base_url(client)
+    base = base_url(client)
     if base is None:
         return None
     try:
-        results = _call(f"{base}/collective_rpc", {"method": "sparsecast_status"}).get("results")
+        results = call(f"{base}/collective_rpc", {"method": "sparsecast_status"}).get("results")
     except IoError:
         return None
     if not isinstance(results, list) or not results:
@@ -130,7 +130,10 @@ def worker_states(client: Any) -> list[str] | None:
     return [str(one.get("state")) if isinstance(one, dict) else "unknown" for one in results]
 
 
-def _call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Gets `url`, or posts `body` as JSON. Returns the JSON object of the answer, or an empty one if the JSON is
+    something else. Raises IoError if there is no answer in time, or an error, or no JSON in it.
+    """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310
     try:
@@ -145,7 +148,7 @@ def _own_address(client: Any) -> str:
     """Returns the address of this machine from which its packets to the server start. Raises UsageError if the client
     does not know the server's address, and IoError if the server's machine cannot be reached.
     """
-    base = _base_url(client)
+    base = base_url(client)
     url = urllib.parse.urlsplit(base) if base is not None else None
     if url is None or not url.hostname:
         raise UsageError(f"give host: where the workers behind {type(client).__name__} reach this trainer is not known")

@@ -37,6 +37,7 @@ from sparsecast.control.loop import LoopThread
 from sparsecast.control.publisher_source import Meeting
 from sparsecast.engines.fence import new_trainer_name
 from sparsecast.engines.release import own_release
+from sparsecast.engines.vllm.join_pause import paused_join
 from sparsecast.engines.vllm.meeting import Place, settle
 from sparsecast.engines.vllm.plugin import BACKEND, check_version
 from sparsecast.engines.vllm.source import SourceWeights, is_local, trainer_ranks
@@ -320,7 +321,8 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         def meet() -> None:
             self._publisher.regroup(meeting.open(info.rank), channels=info.channels, timeout=info.timeout)
 
-        self._run(meeting, join, meet)
+        with paused_join(self.client) if self._loop is not None else contextlib.nullcontext():
+            self._run(meeting, join, meet)
         self._failed = False
 
     def _send(self, meeting: Meeting, staged: Callable[[], bool] | None) -> None:
