@@ -95,6 +95,7 @@ def test_a_wire_that_is_cut_ends_at_both_ends_after_the_chosen_byte(ends: Ends) 
     ends.own.sendall(b"abcdef")
     assert ends.read(10) == b"abc"
     assert ends.wire.is_cut and ends.own.recv(1) == b""
+    assert ends.wire.failed.wait(10)  # It goes on with other sockets of the process.
 
 
 def test_a_wire_that_stalls_says_nothing_more_in_either_direction(ends: Ends) -> None:

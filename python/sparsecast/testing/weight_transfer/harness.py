@@ -22,6 +22,8 @@ from .server import Server
 from .trainer import Order
 from .verdicts import Verdict, distance, which
 
+_READY_SECONDS = 900.0
+
 FAULTS = {
     "killed after start_weight_update": "SIGKILL of the trainer when the server has begun the update",
     "killed at half of the bytes": "SIGKILL of the trainer in the middle of the transfer",
@@ -34,7 +36,7 @@ FAULTS = {
     "out of memory": "the worker may allocate half of what the good sync took",
     "name unknown": "the update has a tensor that the model does not have",
     "name missing": "the update lacks a tensor of the model",
-    "server killed": "SIGKILL of all processes of the server in the middle of the transfer; then it is started again",
+    "server killed": "SIGKILL of all processes of the server 20 ms after the trainer has begun to send",
 }
 
 
@@ -289,7 +291,8 @@ class Harness:
         )
         trainer = TrainerProcess(order, self._work / "trainers.log")
         self._restarted = True
-        return trainer, trainer.hear(self._settings.timeout * 2 + 60)
+        said = trainer.hear(_READY_SECONDS)
+        return trainer, trainer.hear(2 * self._settings.timeout) if said["event"] == "ready" else said
 
     def _serve(self, which_one: int) -> None:
         """Starts a server on a checkpoint, in the place of the one that runs."""

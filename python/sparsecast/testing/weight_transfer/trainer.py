@@ -2,7 +2,7 @@
 """A trainer in a process of its own: joins a server with one checkpoint, and sends another one, or fails as told.
 
 The harness writes a JSON object (`Order`) to its standard input, and a line more when the trainer that has joined is to
-go on. The trainer writes JSON objects to its standard output: "joined", then "done" or "failed".
+go on. The trainer writes JSON objects to its standard output: "ready", "joined", then "done" or "failed".
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ def _weights(order: Order) -> tuple[dict[str, torch.Tensor], dict[str, torch.Ten
 def run(order: Order, say: Any) -> None:
     """Joins, waits for a line, sends."""
     import torch
+    import vllm.distributed.weight_transfer  # noqa: F401
 
     from .server import free_port
 
@@ -159,6 +160,7 @@ def run(order: Order, say: Any) -> None:
     weights, target = _weights(order)
     if torch.cuda.is_available():
         weights = {name: tensor.cuda() for name, tensor in weights.items()}
+    say(event="ready")  # Imports may take minutes on a busy machine.
     if order.fault == "killed in the join":
         threading.Thread(target=_die_when_sent, args=(order.byte,), daemon=True).start()
     port = free_port()

@@ -42,7 +42,7 @@ class Wire:
     def __init__(self) -> None:
         self.sent = 0
         self.failed = threading.Event()
-        """Set once the chosen byte has come."""
+        """Set once the wire has failed as it was told."""
         self.is_cut = False
         self._stalled = threading.Event()
         self._lock = threading.Lock()
@@ -108,13 +108,13 @@ class Wire:
             self.failed.set()
             return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
         target.sendall(data[:at])
-        self.failed.set()
         if failure == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         elif failure == "cut":
             self.cut()
         else:
             self._stalled.set()
+        self.failed.set()
         return b""
 
 
