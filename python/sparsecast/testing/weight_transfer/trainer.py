@@ -2,7 +2,8 @@
 """A trainer in a process of its own: joins a server with one checkpoint, and sends another one, or fails as told.
 
 The harness writes a JSON object (`Order`) to its standard input, and a line more when the trainer that has joined is to
-go on. The trainer writes JSON objects to its standard output: "ready", "joined", then "done" or "failed".
+go on. The trainer writes JSON objects to its standard output: "ready", "joined", then "done", "failed" or
+"stalled".
 """
 
 from __future__ import annotations
@@ -184,8 +185,10 @@ def run(order: Order, say: Any) -> None:
         for name, tensor in weights.items():
             tensor.copy_(target[name])
     kind, _, where = order.fault.partition(" at ")
-    if where == "half of the bytes":
+    if where:
         wire.fail_at(kind, order.byte)  # type: ignore[arg-type]
+    if kind == "stalled":
+        threading.Thread(target=lambda: wire.failed.wait() and say(event="stalled"), daemon=True).start()
     begin, before = time.monotonic(), wire.sent
     with paused(order, wire):
         client.armed = True
