@@ -2,8 +2,7 @@
 """A trainer in a process of its own: joins a server with one checkpoint, and sends another one, or fails as told.
 
 The harness writes a JSON object (`Order`) to its standard input, and a line more when the trainer that has joined is to
-go on. The trainer writes JSON objects to its standard output: "ready", "joined", then "done", "failed" or
-"stalled".
+go on. The trainer writes JSON objects to its standard output: "ready", "joined", and "done", "failed" or "stalled".
 """
 
 from __future__ import annotations
