@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agreement between the ranks of one engine before they meet a trainer, over a torch.distributed CPU group."""
+"""Agreement between the ranks of one engine, over a torch.distributed CPU group."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from sparsecast.errors import PeerFailedError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from sparsecast.engines.receiver import Receiver
 
 _TEXT_BYTES = 2048
 
@@ -45,6 +47,22 @@ def is_so_anywhere(here: bool, group: ProcessGroup) -> bool:
     said = torch.tensor([int(here)])
     dist.all_reduce(said, op=dist.ReduceOp.MAX, group=group)
     return bool(said.item())
+
+
+def settle_alike(receiver: Receiver, committed: bool, group: ProcessGroup) -> None:
+    """Settles a version in doubt (`Receiver.in_doubt`) after an apply that has failed on some ranks, so that all of them
+    hold the same version. `committed` says whether this rank has heard that the group committed the version. Collective
+    over the group.
+
+    If a rank has heard the commit, the version stands on all ranks. If a rank has gone back to the version before, all
+    do, because the group cannot have committed without it. If all ranks are in doubt, they stay so: they hold the same
+    version, and the next join settles it. Raises DirtyError if the version before could not be restored.
+    """
+    told = torch.tensor([int(committed), int(not committed and receiver.in_doubt == 0)])
+    dist.all_reduce(told, op=dist.ReduceOp.MAX, group=group)
+    is_committed, is_undone = (bool(each) for each in told.tolist())
+    if is_committed or is_undone:
+        receiver.settle(is_committed)
 
 
 def _text(answer: torch.Tensor) -> str:

@@ -29,7 +29,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from sparsecast.engines.agreement import is_so_anywhere, raise_if_any_failed
+from sparsecast.engines.agreement import is_so_anywhere, raise_if_any_failed, settle_alike
 from sparsecast.engines.fence import TrainerFence
 from sparsecast.engines.receiver import Receipt, Receiver
 from sparsecast.engines.refresh.recompute import Recomputation, report
@@ -248,9 +248,22 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
     def receive_weights(self, update_info: SparsecastUpdateInfo) -> None:
         """Runs the pause: waits for the staging, applies the version, and verifies it. Raises VersionGapError if the
         worker is at another version than the update's base. After a failure the weights are still of the previous
-        version, unless `status` says that they are "dirty" or names a version in doubt.
+        version, unless `status` says that they are "dirty" or names a version in doubt; all workers of the engine, over
+        which this is collective, hold the same one.
         """
-        receiver = self._joined()
+        receiver, group = self._joined(), get_world_group()
+        failure: Exception | None = None
+        try:
+            self._apply(receiver, update_info)
+        except Exception as error:
+            failure = error
+        if group.world_size > 1:
+            settle_alike(receiver, failure is None, group.cpu_group)
+        if failure is not None:
+            raise failure
+        self._in_update = False
+
+    def _apply(self, receiver: Receiver, update_info: SparsecastUpdateInfo) -> None:
         if update_info.base_version is not None and update_info.base_version != receiver.version:
             words = (
                 f"engine {receiver.engine!r}, rank {receiver.rank}, is on version {receiver.version}, and the update "
@@ -262,7 +275,6 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # Work that vLLM has enqueued still reads the version before.
         receiver.apply(self._timeout)
-        self._in_update = False
 
     @with_code
     def finish_weight_update(self) -> None:
