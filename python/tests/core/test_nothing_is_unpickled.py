@@ -10,6 +10,8 @@ from collections.abc import Iterator
 PACKAGE = pathlib.Path(__file__).parents[2] / "sparsecast"
 MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 CALLS = {"eval", "exec", "compile", "__import__", "import_module", "run_module", "run_path"}
+#: Imports what the user names on the command line of a test (`--start`).
+NAMED_BY_USERS = "testing/weight_transfer/backends.py", "calls import_module"
 #: Of torch and torch.distributed: what unpickles.
 ATTRIBUTES = {"all_gather_object", "broadcast_object_list", "gather_object", "recv_object_list", "scatter_object_list"}
 
@@ -37,7 +39,9 @@ def findings(path: pathlib.Path, root: pathlib.Path) -> Iterator[str]:
 def test_no_module_of_the_package_can_unpickle_or_run_what_it_receives() -> None:
     files = sorted(PACKAGE.rglob("*.py"))
     assert len(files) > 50
-    assert [finding for path in files for finding in findings(path, PACKAGE)] == []
+    found = [finding for path in files for finding in findings(path, PACKAGE)]
+    named = [one for one in found if one.startswith(NAMED_BY_USERS[0]) and one.endswith(NAMED_BY_USERS[1])]
+    assert len(named) <= 1 and found == named
 
 
 def test_the_search_finds_what_it_is_for(tmp_path: pathlib.Path) -> None:

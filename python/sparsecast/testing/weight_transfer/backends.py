@@ -106,7 +106,7 @@ def _without_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        importlib.import_module("sparsecast.testing.weight_transfer.nccl_on_cpu")
+        from sparsecast.testing.weight_transfer import nccl_on_cpu  # noqa: F401  (Replaces NCCL's communicator.)
 
 
 def _nccl_flags() -> tuple[str, ...]:
