@@ -125,7 +125,7 @@ std::vector<std::string> reports_of_kernels(const std::string& barrier = {}) {
   return {};
 }
 
-/// A sixth of the barriers, chosen by the seed of the run; all of them with SPARSECAST_EVERY_BARRIER=1, which takes
+/// A twelfth of the barriers, chosen by the seed of the run; all of them with SPARSECAST_EVERY_BARRIER=1, which takes
 /// minutes, and those of a place with SPARSECAST_BARRIER=encode_blocks.cuh:306.
 TEST(Barriers, WithoutAnyOneOfThemRacesAreFound) {
   if (!races::kWatched) GTEST_SKIP() << "this program does not look for races";
@@ -139,7 +139,7 @@ TEST(Barriers, WithoutAnyOneOfThemRacesAreFound) {
     // Between chunks one stands for sinks that would read other threads' entries; none does so far.
     if (barrier.find("decode_blocks.cuh") != std::string::npos) continue;
     if (place != nullptr && barrier.find(place) == std::string::npos) continue;
-    if (!every && !random.chance(1.0 / 6)) continue;
+    if (!every && !random.chance(1.0 / 12)) continue;
     races::doubt(barrier);
     EXPECT_THAT(reports_of_kernels(barrier), testing::Not(testing::IsEmpty())) << "without the barrier at " << barrier;
     races::doubt("");
