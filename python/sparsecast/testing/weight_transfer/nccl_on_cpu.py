@@ -2,9 +2,9 @@
 """vLLM's backends `nccl` and `sparse_nccl` on a machine without GPUs: TCP connections where NCCL's communicator would
 be. All else is vLLM's own code: its trainers, its engines, its loaders.
 
-A server gets it by `--worker-extension-cls sparsecast.testing.weight_transfer.nccl_on_cpu.Extension`, a trainer by
-`replace_nccl`. A TCP connection ends with its peer, so a receive fails at once that would hang in NCCL: what is seen here
-is better than what NCCL does.
+A process gets it by importing this module: a server's workers by `--worker-extension-cls
+sparsecast.testing.weight_transfer.nccl_on_cpu.Extension`. A TCP connection ends with its peer, so a receive fails at once
+that would hang in NCCL: what is seen here is better than what NCCL does.
 """
 
 from __future__ import annotations
