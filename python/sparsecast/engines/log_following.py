@@ -106,17 +106,22 @@ class LogFollowing:
         """Location of the log."""
         return self._settings.location
 
+    def begin(self) -> None:
+        """Begins to follow the log (`run`), in a task of its own on the running event loop."""
+        self._task = asyncio.create_task(self.run())
+
     async def start(self) -> None:
-        """Starts to follow the log in a task of its own, and returns when the workers have answered for the first time.
+        """Begins to follow the log, and returns when the workers have answered for the first time.
         Raises UsageError with the reason, and follows nothing, if they cannot follow the log.
         """
-        self._task = asyncio.create_task(self.run())
+        self.begin()
         try:
             await self._next_look()
             self._refuse_if_broken()
             if not self._workers:
                 raise UsageError(self._error)
         except BaseException:
+            assert self._task is not None
             self._task.cancel()
             raise
 

@@ -274,7 +274,7 @@ class FollowedModel:
         size = dist.get_world_size(self.group)
         while True:
             status = receiver.status()
-            # Of ranks that hold parts, rank 0 alone knows the version.
+            # Rank 0 alone knows the version of the weights: the other ranks hold only parts of them.
             reached = status["rank"] > 0 or (status["version"] is not None and status["version"] >= version)
             own = (
                 status["state"] == "staged",

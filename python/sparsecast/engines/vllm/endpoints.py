@@ -80,7 +80,7 @@ class SparsecastEndpoints:
         if settings is not None:
             engine = VllmEngine(engine_client, settings, processes)
             state.sparsecast_following = log_following.LogFollowing(engine, settings, _log)
-            state.sparsecast_following_task = asyncio.create_task(state.sparsecast_following.run())
+            state.sparsecast_following.begin()
         _follow_when_told(engine_client, state, server, processes)
         adapters = AdapterSettings.from_environment(os.environ, server)
         if adapters is not None:

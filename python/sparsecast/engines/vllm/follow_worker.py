@@ -34,9 +34,10 @@ def sparsecast_follow(self: Any, settings: dict[str, Any], goal: int | None = No
     if known is None or not known.follows:
         follower = _follower(self, settings, goal)
         setattr(self, _ATTRIBUTE, follower)
-        if (engine := _transfer_engine(self)) is not None and follower.follows:
-            engine.followed = settings["location"]
-        _sleep_with(self, follower)
+        if follower.follows:
+            _sleep_with(self, follower)
+            if (engine := _transfer_engine(self)) is not None:
+                engine.followed = settings["location"]
     return sparsecast_follow_status(self, goal)
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from sparsecast.engines.vllm.meeting import base_url, call
+from sparsecast.engines.vllm.meeting import base_url, call, worker_statuses
 from sparsecast.errors import IoError
 
 _LEASE_SECONDS = 15.0
@@ -62,10 +62,10 @@ def _is_paused_by_another(base: str) -> bool:
     try:
         if call(f"{base}/is_paused").get("is_paused") is not True:
             return False
-        workers = call(f"{base}/collective_rpc", {"method": "sparsecast_status"}).get("results")
     except IoError:
         return False
-    return isinstance(workers, list) and all(
+    workers = worker_statuses(base)
+    return workers is not None and all(
         isinstance(worker, dict) and worker.get("is_whole") is True for worker in workers
     )
 

@@ -119,15 +119,21 @@ def worker_states(client: Any) -> list[str] | None:
     client or the server has no worker extension.
     """
     base = base_url(client)
-    if base is None:
+    statuses = worker_statuses(base) if base is not None else None
+    if not statuses:
         return None
+    return [str(one.get("state")) if isinstance(one, dict) else "unknown" for one in statuses]
+
+
+def worker_statuses(base: str) -> list[Any] | None:
+    """Returns the status of every worker of the server at `base`, as the server has answered it; None if the workers
+    cannot be asked.
+    """
     try:
         results = call(f"{base}/collective_rpc", {"method": "sparsecast_status"}).get("results")
     except IoError:
         return None
-    if not isinstance(results, list) or not results:
-        return None
-    return [str(one.get("state")) if isinstance(one, dict) else "unknown" for one in results]
+    return results if isinstance(results, list) else None
 
 
 def call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

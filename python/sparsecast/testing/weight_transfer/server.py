@@ -138,7 +138,6 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
         # Buffers go back to the system when they are freed, so that peaks and limits count what is in use.
         "MALLOC_MMAP_THRESHOLD_": "131072",
         "MALLOC_TRIM_THRESHOLD_": "131072",
-        **variables,
     }
     if not torch.cuda.is_available():
         # With wider vectors vLLM packs weights for oneDNN, and frees those that an update in place would reach.
