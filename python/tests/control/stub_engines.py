@@ -89,9 +89,14 @@ class StubEngine:
         return self
 
     def stop(self) -> None:
-        if self._server is not None and self._thread is not None:
-            self._server.should_exit = self._server.force_exit = True
+        self.end()
+        if self._thread is not None:
             self._thread.join(5)
+
+    def end(self) -> None:
+        """The server ends soon."""
+        if self._server is not None:
+            self._server.should_exit = self._server.force_exit = True
 
     async def _faulty(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
         body = b""
@@ -339,5 +344,7 @@ def running(*engines: StubEngine) -> Iterator[None]:
             engine.start()
         yield
     finally:
+        for engine in engines:
+            engine.end()
         for engine in engines:
             engine.stop()

@@ -18,10 +18,13 @@ SECONDS = 20.0
 
 
 class Follower:
-    """A server that stages when `may_stage` is set, and writes every call into `calls`, which all servers share."""
+    """A server that stages when `may_stage` is set, or `never_stages`, and writes every call into `calls`, which all
+    servers share.
+    """
 
     def __init__(self, name: str, calls: list[tuple[str, str, int]]) -> None:
         self.may_stage = threading.Event()
+        self.never_stages = False
         follower = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -29,7 +32,7 @@ class Follower:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 staging = self.path == "/sparsecast/stage"
                 version = body["version" if staging else "at_least"]
-                done = not staging or follower.may_stage.wait(body["timeout"])
+                done = not staging or (not follower.never_stages and follower.may_stage.wait(body["timeout"]))
                 if done:
                     calls.append((name, self.path.rpartition("/")[2], version))
                 answer = {"version": version} if done else {"detail": f"version {version} is not staged"}
@@ -77,7 +80,8 @@ def test_no_server_takes_the_version_when_one_has_not_staged_it(
 ) -> None:
     near, far = followers
     near.may_stage.set()
+    far.never_stages = True
     with pytest.raises(EndpointError, match="version 7 is not staged") as caught:
-        asyncio.run(take_together([near.endpoint, far.endpoint], 7, timeout=0.2))
+        asyncio.run(take_together([near.endpoint, far.endpoint], 7, timeout=SECONDS))
     assert (caught.value.endpoint, caught.value.step) == ("far", "stage")
     assert calls == [("near", "stage", 7)]

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from conftest import QUICK, endpoint_of
 from stub_engines import StubEngine
-from stub_source import StubSource
+from stub_source import StubReport, StubSource
 from sync_checks import entry, failed_sync, of
 
 from sparsecast.control import ControlPlane
@@ -99,15 +97,21 @@ def test_a_vllm_worker_whose_receive_broke_is_found_before_anything_is_paused(
     assert not any("pause" in engine.steps for engine in engines)
 
 
-@pytest.mark.parametrize("fault", ["hang", "drip"])
-@pytest.mark.parametrize("step", ["health", "receive", "pause", "apply"])
+@pytest.mark.parametrize(
+    ("step", "fault", "deadline"),
+    [
+        ("health", "hang", "health_timeout"),
+        ("receive", "hang", "sync_timeout"),
+        ("pause", "hang", "call_timeout"),
+        ("pause", "drip", "call_timeout"),
+        ("apply", "hang", "sync_timeout"),
+    ],
+)
 def test_an_engine_that_does_not_answer_ends_at_the_deadline(
-    plane: ControlPlane, engines: Engines, step: str, fault: str
+    plane: ControlPlane, engines: Engines, step: str, fault: str, deadline: str
 ) -> None:
     engines[0].faults[step] = fault
-    started = time.monotonic()
-    error = failed_sync(plane, health_timeout=0.5, sync_timeout=2, call_timeout=0.5)
-    assert time.monotonic() - started < 20
+    error = failed_sync(plane, **{deadline: 5})  # Time enough for the other engine, on busy cores.
     assert [(each.endpoint, each.step, each.code) for each in error.failures] == [("sg", step, "timeout")]
     assert not engines[1].paused
 
@@ -177,23 +181,17 @@ def test_a_trainer_without_abort_ends_at_its_deadline_and_the_engines_do_not_wai
 ) -> None:
     source.abort = None  # type: ignore[assignment,method-assign]
     engines[0].faults["pause"] = 500
-    resumed: list[float] = []
-    done = threading.Event()
+    sync, steps_at_the_end = source.sync, []
 
-    def watch() -> None:
-        while not done.is_set():
-            if "resume" in engines[1].steps:
-                resumed.append(time.monotonic())
-                return
-            time.sleep(0.01)
+    def noting(timeout: float) -> StubReport:
+        try:
+            return sync(timeout)
+        finally:
+            steps_at_the_end.extend(engines[1].steps)
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    failed_sync(plane, sync_timeout=3)
-    ended = time.monotonic()
-    done.set()
-    watcher.join()
-    assert resumed and resumed[0] < ended - 1
+    source.sync = noting  # type: ignore[method-assign]
+    failed_sync(plane, sync_timeout=4)
+    assert "resume" in steps_at_the_end
 
 
 def test_an_engine_whose_apply_gets_no_answer_is_in_doubt_and_the_next_sync_settles_it(
@@ -201,7 +199,7 @@ def test_an_engine_whose_apply_gets_no_answer_is_in_doubt_and_the_next_sync_sett
 ) -> None:
     plane.sync_now()
     engines[0].faults["apply"] = "hang"
-    error = failed_sync(plane, sync_timeout=1.5)
+    error = failed_sync(plane, sync_timeout=4)
     assert error.report is not None
     assert of(error.report, "sg").in_doubt and of(error.report, "sg").version == 1
     assert "sg at 1, or the next (in doubt)" in str(error)

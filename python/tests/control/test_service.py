@@ -153,7 +153,7 @@ def test_a_wrong_host_is_a_400_that_quotes_it(client: httpx.Client) -> None:
 
 
 def test_a_sync_over_http_reports_each_endpoint(client: httpx.Client, engines: list[StubEngine]) -> None:
-    answer = client.post("/v1/sync", json={"pause": "retract", "sync_timeout": 4})
+    answer = client.post("/v1/sync", json={"pause": "retract", "sync_timeout": 19})
     report = answer.json()
     assert answer.status_code == 200 and report["result"] == "ok" and report["version"] == 1
     assert [each["version"] for each in report["endpoints"]] == [1, 1]
