@@ -165,7 +165,7 @@ python_requirements() {
 }
 
 # Environments lie in the user's cache, under a name made of what they hold, so that every checkout shares them; the
-# checkout has links to them: .venv, .venv-vllm, .venv-sglang, .venv-live, .venv-verl.
+# checkout has links to them: .venv, .venv-vllm, .venv-sglang, .venv-live, .venv-trl, .venv-verl.
 environments=${XDG_CACHE_HOME:-$HOME/.cache}/sparsecast
 
 # link_environment NAME REQUIREMENT-FILE...: makes NAME a link to the environment of these files. Returns 1 when it has
@@ -192,12 +192,14 @@ fill_python_environment() {
 }
 
 # fill_engine_environment ENGINE: its released package without dependencies, whose torch would be another one, and what
-# its layers and loaders need on a CPU; the rest comes from .venv. Also for verl, a trainer.
+# its layers and loaders need on a CPU; the rest comes from .venv. Also for verl, a trainer, and for trl: the vLLM that
+# TRL installs, and the rest from .venv-live, which may be filled meanwhile.
 fill_engine_environment() {
-  local target site=lib/python3.*/site-packages
+  local target site each shared=(.venv)
   target=$(readlink ".venv-$1")
-  rm -rf "$target" && python3 -m venv "$target" &&
-    (cd -P .venv && echo "$PWD"/$site) >"$(echo "$target"/$site)/shared.pth" &&
+  [[ $1 != trl ]] || shared=(.venv-live .venv)
+  rm -rf "$target" && python3 -m venv "$target" && site=$(cd "$target" && echo lib/python3.*/site-packages) &&
+    for each in "${shared[@]}"; do echo "$(readlink "$each")/$site"; done >"$target/$site/shared.pth" &&
     "$target/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps \
       -r "python/tests/requirements-$1.txt" &&
     touch "$target/complete"
@@ -225,13 +227,14 @@ prepare_package_environment() {
     die "cannot make .venv: $without_root"
 }
 
-# Creates or refreshes .venv, and those of the engines and of verl. Where a package of theirs cannot be had, its tests are
+# Creates or refreshes .venv, and those of the engines, of verl and of TRL. Where a package of theirs cannot be had, its tests are
 # left out, unless SPARSECAST_ENGINES=ON.
 prepare_python() {
   local engine engines=() requirements
   mapfile -t requirements < <(python_requirements)
   prepare_package_environment
-  for engine in vllm sglang live verl; do
+  for engine in vllm sglang live verl trl; do
+    [[ $engine != trl ]] || requirements+=(python/tests/requirements-live.txt)
     link_environment ".venv-$engine" "${requirements[@]}" "python/tests/requirements-$engine.txt" || engines+=("$engine")
   done
   ((${#engines[@]})) || return 0
