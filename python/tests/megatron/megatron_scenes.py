@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from sparsecast import Layout, join_layouts
 
 HIDDEN, HEADS, GROUPS, HEAD, FFN, VOCAB, LAYERS = 24, 8, 4, 6, 40, 90, 4
 EXPERTS, EXPERT_FFN, SHARED_FFN = 4, 12, 20
@@ -51,6 +57,11 @@ def checkpoint(scene: Scene) -> dict[str, torch.Tensor]:
         for mlp, width in mlps.items():
             shapes[f"{at}{mlp}gate_proj.weight"] = shapes[f"{at}{mlp}up_proj.weight"] = (width, HIDDEN)
             shapes[f"{at}{mlp}down_proj.weight"] = (HIDDEN, width)
+    return distinct(shapes)
+
+
+def distinct(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """Tensors of these shapes, each element of which has a value that no other has, exact in fp32."""
     made, first = {}, 1
     for name, shape in shapes.items():
         elements = torch.Size(shape).numel()
@@ -187,6 +198,93 @@ def fill(chunks: list[torch.nn.Module], scene: Scene, hf: dict[str, torch.Tensor
                 value = loaded(rest, first + int(layer), scene, hf, place)
             assert parameter.shape == value.shape, name
             parameter.data.copy_(value)
+
+
+def look_at_every_address(layout: Layout, tensors: dict[str, torch.Tensor], hf: dict[str, torch.Tensor]) -> None:
+    table, (rank,) = list(layout.table), layout.ranks
+    assert [local.name for local in rank.tensors] == list(tensors)
+    seen = [torch.zeros(local.elements, dtype=torch.bool) for local in rank.tensors]
+    for shard in rank.shards:
+        name, dtype, shape = table[shard.tensor]
+        memory = tensors[rank.tensors[shard.local].name].flatten()
+        there = torch.as_strided(memory, shard.box.extent, shard.strides, shard.first)
+        part = hf[name][tuple(slice(o, o + e) for o, e in zip(shard.box.offset, shard.box.extent, strict=True))]
+        assert (dtype, tuple(shape)) == ("F32", tuple(hf[name].shape))
+        assert torch.equal(there, part), f"{name} {shard}"
+        mark = torch.as_strided(seen[shard.local], shard.box.extent, shard.strides, shard.first)
+        assert not mark.any(), f"{name} {shard}: named twice"
+        mark.fill_(True)
+    for local, marks in zip(rank.tensors, seen, strict=True):
+        unnamed = tensors[local.name].flatten()[~marks]
+        assert bool((unnamed == -1.0).all()), f"{local.name}: {unnamed.numel()} elements, not all of them padding"
+
+
+def boxes(layout: Layout) -> list[set[tuple[Any, ...]]]:
+    """Of each rank: canonical name, box, address. Names of local tensors differ by stages' and experts' numbers."""
+    names = [name for name, _, _ in layout.table]
+    return [
+        {
+            (names[s.tensor], tuple(s.box.offset), tuple(s.box.extent), s.first, tuple(s.strides))
+            for s in rank.shards
+            if s.box.elements
+        }
+        for rank in layout.ranks
+    ]
+
+
+def all_is_held(layout: Layout, hf: dict[str, torch.Tensor], tied: bool) -> bool:
+    """Whether all ranks together hold every element of the checkpoint, and nothing else."""
+    seen = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in hf.items()}
+    for of in boxes(layout):
+        for name, offset, extent, _, _ in of:
+            seen[name][tuple(slice(o, o + e) for o, e in zip(offset, extent, strict=True))] = True
+    names = set(hf) | ({"lm_head.weight"} if tied else set())
+    return all(bool(of.all()) for of in seen.values()) and {name for name, _, _ in layout.table} == names
+
+
+def join_parallel_groups(scene: Any) -> dict[str, int]:
+    """Initialises this rank's parallel groups, and returns its place in them."""
+    from megatron.core import parallel_state as ps
+
+    ps.initialize_model_parallel(
+        tensor_model_parallel_size=scene.tp,
+        pipeline_model_parallel_size=scene.pp,
+        virtual_pipeline_model_parallel_size=scene.vp,
+        expert_model_parallel_size=scene.ep,
+        expert_tensor_parallel_size=scene.etp,
+    )
+    return {
+        "tp": ps.get_tensor_model_parallel_rank(),
+        "pp": ps.get_pipeline_model_parallel_rank(),
+        "ep": ps.get_expert_model_parallel_rank(),
+        "etp": ps.get_expert_tensor_parallel_rank(),
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_processes(work: Any, count: int, *args: Any) -> None:
+    """Runs work(rank, ...) in processes that are forked from one that has imported these modules: once, not in each."""
+    modules = [__name__, "megatron.core.models.gpt.gpt_layer_specs", "sparsecast.torch"]
+    modules += ["megatron.core.post_training.modelopt.hybrid.model_specs"]  # Where Megatron-core has it.
+    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+    here = str(Path(__file__).parent)
+    if here not in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # The fork server looks nowhere else.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), here]))
+    torch.multiprocessing.start_processes(work, args=args, nprocs=count, start_method="forkserver")
+
+
+def layouts_of(work: Any, world: int, scenes: Iterable[str], directory: Path) -> dict[str, Layout]:
+    """The joined layouts of every scene, which the ranks of `work` write into the directory."""
+    run_processes(work, world, free_port(), str(directory))
+    return {
+        scene: join_layouts([Layout.parse((directory / f"{scene}.{rank}").read_bytes()) for rank in range(world)])
+        for scene in scenes
+    }
 
 
 def stay_on_the_cpu() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from megatron_scenes import (
     EXPERT_FFN,
     EXPERTS,
@@ -28,14 +26,19 @@ from megatron_scenes import (
     SHARED_FFN,
     VOCAB,
     Scene,
+    all_is_held,
+    boxes,
     build,
     checkpoint,
     configuration,
     fill,
+    join_parallel_groups,
+    layouts_of,
+    look_at_every_address,
     stay_on_the_cpu,
 )
 
-from sparsecast import Layout, join_layouts
+from sparsecast import Layout
 from sparsecast.megatron import megatron_layout, megatron_tensors
 
 WORLD = 4
@@ -48,25 +51,6 @@ SCENES = {
     "moe_ep2_tp2": Scene(tp=2, ep=2, etp=2, moe=True),
     "moe_ep4": Scene(tp=2, ep=4, moe=True),
 }
-
-
-def look_at_every_address(layout: Layout, tensors: dict[str, torch.Tensor], hf: dict[str, torch.Tensor]) -> None:
-    table, (rank,) = list(layout.table), layout.ranks
-    assert [local.name for local in rank.tensors] == list(tensors)
-    seen = [torch.zeros(local.elements, dtype=torch.bool) for local in rank.tensors]
-    for shard in rank.shards:
-        name, dtype, shape = table[shard.tensor]
-        memory = tensors[rank.tensors[shard.local].name].flatten()
-        there = torch.as_strided(memory, shard.box.extent, shard.strides, shard.first)
-        part = hf[name][tuple(slice(o, o + e) for o, e in zip(shard.box.offset, shard.box.extent, strict=True))]
-        assert (dtype, tuple(shape)) == ("F32", tuple(hf[name].shape))
-        assert torch.equal(there, part), f"{name} {shard}"
-        mark = torch.as_strided(seen[shard.local], shard.box.extent, shard.strides, shard.first)
-        assert not mark.any(), f"{name} {shard}: named twice"
-        mark.fill_(True)
-    for local, marks in zip(rank.tensors, seen, strict=True):
-        unnamed = tensors[local.name].flatten()[~marks]
-        assert bool((unnamed == -1.0).all()), f"{local.name}: {unnamed.numel()} elements, not all of them padding"
 
 
 def attention_agrees(chunk: torch.nn.Module, scene: Scene, hf: dict[str, torch.Tensor], tp: int) -> None:
@@ -106,19 +90,7 @@ def work(rank: int, port: int, directory: str) -> None:
 
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
     for name, scene in SCENES.items():
-        ps.initialize_model_parallel(
-            tensor_model_parallel_size=scene.tp,
-            pipeline_model_parallel_size=scene.pp,
-            virtual_pipeline_model_parallel_size=scene.vp,
-            expert_model_parallel_size=scene.ep,
-            expert_tensor_parallel_size=scene.etp,
-        )
-        place = {
-            "tp": ps.get_tensor_model_parallel_rank(),
-            "pp": ps.get_pipeline_model_parallel_rank(),
-            "ep": ps.get_expert_model_parallel_rank(),
-            "etp": ps.get_expert_tensor_parallel_rank(),
-        }
+        place = join_parallel_groups(scene)
         hf, config = checkpoint(scene), configuration(scene)
         chunks = build(scene, config)
         generator = torch.Generator().manual_seed(3)
@@ -142,15 +114,7 @@ def work(rank: int, port: int, directory: str) -> None:
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Layout]:
     """The joined layouts of every scene. Four processes look at every address of theirs."""
-    directory = tmp_path_factory.mktemp("layouts")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    mp.spawn(work, args=(port, str(directory)), nprocs=WORLD)
-    return {
-        scene: join_layouts([Layout.parse((directory / f"{scene}.{rank}").read_bytes()) for rank in range(WORLD)])
-        for scene in SCENES
-    }
+    return layouts_of(work, WORLD, SCENES, tmp_path_factory.mktemp("layouts"))
 
 
 def rules(scene: Scene) -> Layout:
@@ -250,31 +214,11 @@ def rules(scene: Scene) -> Layout:
     )
 
 
-def boxes(layout: Layout) -> list[set[tuple[Any, ...]]]:
-    """Of each rank: canonical name, box, address. Names of local tensors differ by stages' and experts' numbers."""
-    names = [name for name, _, _ in layout.table]
-    return [
-        {
-            (names[s.tensor], tuple(s.box.offset), tuple(s.box.extent), s.first, tuple(s.strides))
-            for s in rank.shards
-            if s.box.elements
-        }
-        for rank in layout.ranks
-    ]
-
-
 @pytest.mark.parametrize("scene", SCENES)
 def test_every_address_holds_the_checkpoints_element_and_all_ranks_together_all_of_them(
     layouts: dict[str, Layout], scene: str
 ) -> None:
-    hf, layout = checkpoint(SCENES[scene]), layouts[scene]
-    seen = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in hf.items()}
-    for of in boxes(layout):
-        for name, offset, extent, _, _ in of:
-            seen[name][tuple(slice(o, o + e) for o, e in zip(offset, extent, strict=True))] = True
-    assert all(bool(of.all()) for of in seen.values())
-    aliases = {"lm_head.weight"} if SCENES[scene].tied else set()
-    assert {name for name, _, _ in layout.table} == set(hf) | aliases
+    assert all_is_held(layouts[scene], checkpoint(SCENES[scene]), SCENES[scene].tied)
 
 
 @pytest.mark.parametrize("scene", SCENES)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import warnings
 
 import pytest
@@ -13,8 +12,17 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from megatron_scenes import VOCAB, Scene, build, checkpoint, configuration, fill, stay_on_the_cpu
+from megatron_scenes import (
+    VOCAB,
+    Scene,
+    build,
+    checkpoint,
+    configuration,
+    fill,
+    free_port,
+    run_processes,
+    stay_on_the_cpu,
+)
 
 from sparsecast.megatron import megatron_layout, megatron_tensors
 from sparsecast.torch import LocalShards, Publisher, Subscriber, World
@@ -85,9 +93,4 @@ def work(rank: int, port: int, meeting: int, secret: str) -> None:
 
 
 def test_an_engine_holds_the_fp8_checkpoint_that_two_tensor_parallel_ranks_publish_from_their_shards() -> None:
-    ports = []
-    for _ in range(2):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports.append(int(probe.getsockname()[1]))
-    mp.spawn(work, args=(*ports, secrets.token_hex(16)), nprocs=3)
+    run_processes(work, 3, free_port(), free_port(), secrets.token_hex(16))
