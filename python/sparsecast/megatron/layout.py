@@ -129,9 +129,10 @@ def _parts(
     in_layer = _LAYER.fullmatch(name)
     prefix = ""
     if in_layer:
-        if hasattr(model.get_submodule("decoder"), "layer_type_list"):
+        if hasattr(model.get_submodule("decoder"), "layer_type_list") != bool(naming.mixer):
             raise UnsupportedError(
-                "hybrid models count attention and MLP as layers of their own: their numbers are not the checkpoint's",
+                "only hybrid models count attention and MLP as layers of their own, and only names with a mixer "
+                "(NEMOTRON_H) do: the numbers of the layers are not the checkpoint's",
                 f"parameter '{local}'",
             )
         layer: Any = model.get_submodule(f"decoder.layers.{in_layer[1]}")

@@ -39,6 +39,9 @@ class Naming:
     shared_up: str = "mlp.shared_expert.up_proj"
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_router: str = "mlp.shared_expert_gate"
+    #: What the tensors of a Mamba-2 mixer are under, by Megatron's own names. Empty: in the checkpoint, each layer has
+    #: attention and an MLP; otherwise a mixer, an attention and an MLP are layers of their own, as in HybridModel.
+    mixer: str = ""
 
 
 #: Names of Llama, Mistral, Qwen2, Qwen3, Qwen2-MoE and Qwen3-MoE.
@@ -56,4 +59,28 @@ SHARED_EXPERTS = replace(
     shared_gate="mlp.shared_experts.gate_proj",
     shared_up="mlp.shared_experts.up_proj",
     shared_down="mlp.shared_experts.down_proj",
+)
+#: Nemotron-H's names, for HybridModel and MambaModel.
+NEMOTRON_H = Naming(
+    embedding="backbone.embeddings",
+    final_norm="backbone.norm_f",
+    layer="backbone.layers.{layer}.",
+    input_norm="norm",
+    query="mixer.q_proj",
+    key="mixer.k_proj",
+    value="mixer.v_proj",
+    projection="mixer.o_proj",
+    mlp_norm="norm",
+    gate="mixer.gate_proj",
+    up="mixer.up_proj",
+    down="mixer.down_proj",
+    router="mixer.gate",
+    router_correction="mixer.gate.e_score_correction_bias",
+    expert_gate="mixer.experts.{expert}.gate_proj",
+    expert_up="mixer.experts.{expert}.up_proj",
+    expert_down="mixer.experts.{expert}.down_proj",
+    shared_gate="mixer.shared_experts.gate_proj",
+    shared_up="mixer.shared_experts.up_proj",
+    shared_down="mixer.shared_experts.down_proj",
+    mixer="mixer",
 )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules by which Megatron-core shards the parameters of a GPTModel, each as in its own layers."""
+"""Rules by which Megatron-core shards the parameters of GPTModel and HybridModel, each as in its own layers."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,14 +77,14 @@ class Parameter:
 
     @property
     def kind(self) -> str:
-        """Kind of the parameter: "weight" or "bias"."""
-        return self.match["kind"]
+        """Kind of the parameter: "weight" or "bias"; empty for one that is neither (Mamba's A_log, for example)."""
+        return self.match["kind"] or ""
 
     def name(self, stem: str, expert: int | None = None) -> str:
         """Returns the full name in the checkpoint of the tensor ``stem`` of this layer, with its suffix. ``expert`` is
         the number of the expert to which the tensor belongs; None if it belongs to no expert.
         """
-        return f"{self.prefix}{stem.format(expert=expert)}.{self.kind}"
+        return f"{self.prefix}{stem.format(expert=expert)}.{self.kind}".rstrip(".")
 
     def expect(self, *shape: int) -> None:
         """Raises UsageError unless the parameter has this shape. A bias must have only the first dimension of the
@@ -100,11 +101,12 @@ class Parameter:
         """Returns one part in a list: rows [begin, begin + count) of the tensor ``name``, which has ``rows`` rows. The
         part begins at row ``at`` of the parameter. The list is empty if ``count`` is not positive.
         """
+        if count <= 0:
+            return []
         rest = self.shape[1:]
-        width = rest[0] if rest else 1
-        strides = (width, 1) if rest else (1,)
         zeros = (0,) * len(rest)
-        return [Part(name, (rows, *rest), (begin, *zeros), (count, *rest), at * width, strides)] if count > 0 else []
+        strides = tuple(math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
+        return [Part(name, (rows, *rest), (begin, *zeros), (count, *rest), at * strides[0], strides)]
 
 
 def _replicated(stem: str) -> Callable[[Parameter], list[Part]]:
@@ -184,6 +186,34 @@ def _projection(p: Parameter) -> list[Part]:
     return _row_parallel(p, p.name(p.naming.projection), width, p.state.tensor_rank, p.state.tensor_size)
 
 
+def _mamba_inner(config: Any) -> int:
+    """Returns the width of a Mamba-2 mixer: twice the hidden size, unless the number of heads is given."""
+    heads = getattr(config, "mamba_num_heads", None)
+    return int(heads * config.mamba_head_dim if heads else 2 * config.hidden_size)
+
+
+def _mamba(p: Parameter) -> list[Part]:
+    """Rule of what a Mamba-2 mixer has for each head, channel or group. Parts lie one after another in a parameter (z,
+    x, B, C and dt in in_proj; x, B and C in conv1d), and each is cut into equal parts for the tensor-parallel ranks.
+    """
+    inner, size = _mamba_inner(p.config), p.state.tensor_size
+    groups, heads = p.config.mamba_num_groups * p.config.mamba_state_dim, inner // p.config.mamba_head_dim
+    of = p.match["of"]
+    widths = {"in_proj": [inner, inner, groups, groups, heads], "conv1d": [inner, groups, groups], "norm": [inner]}
+    counts = [width // size for width in widths.get(of, [heads])]
+    p.expect(sum(counts), *p.shape[1:])
+    name, rows, at, parts = p.name(f"{p.naming.mixer}.{of}"), sum(counts) * size, 0, []
+    for count in counts:
+        parts += p.rows(name, rows, at * size + p.state.tensor_rank * count, count, at)
+        at += count
+    return parts
+
+
+def _mamba_output(p: Parameter) -> list[Part]:
+    name = p.name(f"{p.naming.mixer}.out_proj")
+    return _row_parallel(p, name, _mamba_inner(p.config), p.state.tensor_rank, p.state.tensor_size)
+
+
 def _mlp(p: Parameter) -> list[Part]:
     n, s, shared = p.naming, p.state, p.match["shared"]
     width = p.config.moe_shared_expert_intermediate_size if shared else p.config.ffn_hidden_size
@@ -259,6 +289,10 @@ def _rules(table: Sequence[tuple[str, Callable[[Parameter], list[Part]]]]) -> li
 #: them.
 LAYER_RULES = _rules([
     (rf"(input_layernorm\.|self_attention\.linear_qkv\.layer_norm_){_KIND}", _replicated("input_norm")),
+    (rf"(norm\.|mixer\.in_proj\.layer_norm_){_KIND}", _replicated("input_norm")),
+    (rf"mixer\.(?P<of>in_proj|conv1d|norm)[._]{_KIND}", _mamba),
+    (r"mixer\.(?P<of>A_log|D|dt_bias)(?P<kind>)", _mamba),
+    (rf"mixer\.out_proj\.{_KIND}", _mamba_output),
     (rf"(pre_mlp_layernorm\.|mlp\.linear_fc1\.layer_norm_){_KIND}", _replicated("mlp_norm")),
     (rf"self_attention\.q_layernorm\.{_KIND}", _replicated("query_norm")),
     (rf"self_attention\.k_layernorm\.{_KIND}", _replicated("key_norm")),
@@ -275,5 +309,5 @@ LAYER_RULES = _rules([
 MODEL_RULES = _rules([
     (rf"embedding\.word_embeddings\.{_KIND}", _vocabulary("embedding")),
     (rf"output_layer\.{_KIND}", _vocabulary("output")),
-    (rf"decoder\.final_layernorm\.{_KIND}", _replicated("final_norm")),
+    (rf"decoder\.final_(layer)?norm\.{_KIND}", _replicated("final_norm")),
 ])  # fmt: skip

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPTModel on a CPU cannot show: Transformer Engine's names, grouped experts, errors."""
+"""What models on a CPU cannot show: Transformer Engine's names, grouped experts, errors."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +14,13 @@ torch = pytest.importorskip("torch")
 
 from bare_models import add, model_of, numbers
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "engines"))
+
+from computed_models import NEMOTRON_H as ENGINES_NEMOTRON_H
+from computed_models import nemotron_shapes
+
 from sparsecast.errors import UnsupportedError, UsageError
-from sparsecast.megatron import MIXTRAL, SHARED_EXPERTS, ParallelState, megatron_layout
+from sparsecast.megatron import MIXTRAL, NEMOTRON_H, SHARED_EXPERTS, ParallelState, megatron_layout
 
 HIDDEN, WIDTH, EXPERTS = 8, 12, 4
 
@@ -142,6 +149,93 @@ def test_other_families_have_other_names() -> None:
     }
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("conv", ["conv1d.", "conv1d_"], ids=["module", "parameters"])
+def test_each_part_of_a_mamba_mixer_is_cut_on_its_own(rank: int, conv: str) -> None:
+    """Of 0.16.1's conv1d, which is a module, and of newer ones."""
+    heads, inner, states = 4, 12, 10
+    options = {"mamba_num_heads": heads, "mamba_head_dim": 3, "mamba_num_groups": 2, "mamba_state_dim": 5}
+    whole = {
+        "in_proj.weight": numbers(2 * inner + 2 * states + heads, HIDDEN),
+        "conv1d.weight": numbers(inner + 2 * states, 1, 4, first=500),
+        "conv1d.bias": numbers(inner + 2 * states, first=800),
+        "A_log": numbers(heads, first=900),
+        "D": numbers(heads, first=910),
+        "dt_bias": numbers(heads, first=920),
+        "norm.weight": numbers(inner, first=930),
+        "out_proj.weight": numbers(HIDDEN, inner, first=1000),
+    }
+    parts = {"in_proj.weight": [inner, inner, states, states, heads]} | {
+        f"conv1d.{kind}": [inner, states, states] for kind in ("weight", "bias")
+    }
+    cuts = {name: int(name == "out_proj.weight") for name in whole}
+    model = model_of(
+        {"mixer.in_proj.layer_norm_weight": numbers(HIDDEN, first=2000)}
+        | {
+            f"mixer.{name.replace('conv1d.', conv)}": torch.cat(
+                [part.chunk(2, cuts[name])[rank] for part in tensor.split(parts.get(name, [len(tensor)]))]
+            ).contiguous()
+            for name, tensor in whole.items()
+        }
+    )
+    model.get_submodule("decoder").layer_type_list = ["M"]  # type: ignore[assignment]
+    got = held(model, ParallelState(tensor_rank=rank, tensor_size=2), NEMOTRON_H, **options)
+    assert torch.equal(got.pop("backbone.layers.2.norm.weight"), numbers(HIDDEN, first=2000))
+    assert set(got) == {f"backbone.layers.2.mixer.{name}" for name in whole}
+    for name, tensor in whole.items():
+        held_here = got[f"backbone.layers.2.mixer.{name}"]
+        for part, of in zip(*(one.split(parts.get(name, [len(tensor)])) for one in (held_here, tensor)), strict=True):
+            assert torch.equal(part.chunk(2, cuts[name])[rank], of.chunk(2, cuts[name])[rank]), name
+            assert bool((part.chunk(2, cuts[name])[1 - rank] == -1).all()), name
+    with pytest.raises(UsageError, match=r"mixer\.(in_proj|conv1d).*is due"):
+        held(model, ParallelState(tensor_rank=rank, tensor_size=2), NEMOTRON_H, **{**options, "mamba_state_dim": 3})
+
+
+def test_a_hybrid_models_tensors_are_those_that_the_engines_loaders_take() -> None:
+    """Those of the checkpoint that test_vllm_computed.py and test_sglang_computed.py load with the released loaders."""
+    of = ENGINES_NEMOTRON_H
+    hidden, ffn, vocab, head = of["hidden_size"], of["intermediate_size"], of["vocab_size"], of["head_dim"]
+    heads, groups, mamba_heads = of["num_attention_heads"], of["num_key_value_heads"], of["mamba_num_heads"]
+    inner, states = mamba_heads * of["mamba_head_dim"], of["n_groups"] * of["ssm_state_size"]
+    layers = {
+        "M": {
+            "mixer.in_proj.layer_norm_weight": (hidden,),
+            "mixer.in_proj.weight": (2 * inner + 2 * states + mamba_heads, hidden),
+            "mixer.conv1d_weight": (inner + 2 * states, 1, of["conv_kernel"]),
+            "mixer.conv1d_bias": (inner + 2 * states,),
+            **{f"mixer.{name}": (mamba_heads,) for name in ("A_log", "D", "dt_bias")},
+            "mixer.norm.weight": (inner,),
+            "mixer.out_proj.weight": (hidden, inner),
+        },
+        "*": {
+            "self_attention.linear_qkv.layer_norm_weight": (hidden,),
+            "self_attention.linear_qkv.weight": ((heads + 2 * groups) * head, hidden),
+            "self_attention.linear_proj.weight": (hidden, heads * head),
+        },
+        "-": {
+            "mlp.linear_fc1.layer_norm_weight": (hidden,),
+            "mlp.linear_fc1.weight": (ffn, hidden),
+            "mlp.linear_fc2.weight": (hidden, ffn),
+        },
+    }
+    model = torch.nn.Module()
+    add(model, "embedding.word_embeddings.weight", torch.empty(vocab, hidden))
+    for layer, kind in enumerate(of["hybrid_override_pattern"]):
+        for name, shape in layers[kind].items():
+            add(model, f"decoder.layers.{layer}.{name}", torch.empty(shape))
+        model.get_submodule(f"decoder.layers.{layer}").layer_number = layer + 1  # type: ignore[assignment]
+    add(model, "decoder.final_norm.weight", torch.empty(hidden))
+    add(model, "output_layer.weight", torch.empty(vocab, hidden))
+    model.get_submodule("decoder").layer_type_list = list(of["hybrid_override_pattern"])  # type: ignore[assignment]
+    options = config(
+        hidden_size=hidden, ffn_hidden_size=ffn, gated_linear_unit=False, num_attention_heads=heads,
+        num_query_groups=groups, kv_channels=head, mamba_num_heads=None, mamba_head_dim=of["mamba_head_dim"],
+        mamba_num_groups=of["n_groups"], mamba_state_dim=of["ssm_state_size"],
+    )  # fmt: skip
+    layout = megatron_layout(model, options, NEMOTRON_H, state=ParallelState())
+    assert {name: tuple(shape) for name, _, shape in layout.table} == nemotron_shapes(of)
+
+
 def test_wrapped_chunks_are_unwrapped_and_virtual_stages_told_apart() -> None:
     norm = {"input_layernorm.weight": numbers(HIDDEN)}
     wrapped = torch.nn.Module()
@@ -177,8 +271,10 @@ def test_what_is_not_known_is_refused_by_name() -> None:
     assert (len(skipped.table), len(skipped.ranks[0].tensors)) == (0, 1)
     hybrid = model_of({"mlp.linear_fc1.weight": numbers(32, HIDDEN)})
     hybrid.get_submodule("decoder").layer_type_list = ["-"]  # type: ignore[assignment]
-    with pytest.raises(UnsupportedError, match="linear_fc1.*hybrid models count"):
+    with pytest.raises(UnsupportedError, match="linear_fc1.*only hybrid models count"):
         megatron_layout(hybrid, config(), state=state)
+    with pytest.raises(UnsupportedError, match="linear_fc1.*only hybrid models count"):
+        megatron_layout(model_of({"mlp.linear_fc1.weight": numbers(32, HIDDEN)}), config(), NEMOTRON_H, state=state)
     with pytest.raises(UsageError, match=r"linear_fc1.weight.*\[30, 8\].*\[32, 8\] is due"):
         megatron_layout(model_of({"mlp.linear_fc1.weight": numbers(30, HIDDEN)}), config(), state=state)
     with pytest.raises(UsageError, match="expert 4 where the configuration puts 4"):
