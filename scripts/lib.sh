@@ -165,7 +165,7 @@ python_requirements() {
 }
 
 # Environments lie in the user's cache, under a name made of what they hold, so that every checkout shares them; the
-# checkout has links to them: .venv, .venv-vllm, .venv-sglang, .venv-live, .venv-trl, .venv-verl.
+# checkout has links to them: .venv, .venv-vllm, .venv-sglang, .venv-live, .venv-trl, .venv-verl, .venv-megatron.
 environments=${XDG_CACHE_HOME:-$HOME/.cache}/sparsecast
 
 # link_environment NAME REQUIREMENT-FILE...: makes NAME a link to the environment of these files. Returns 1 when it has
@@ -219,6 +219,16 @@ fill_engine_environments() {
   return $code
 }
 
+# The package alone, beside no interpreter: it is read by that of .venv-sglang.
+fill_newest_megatron() {
+  local target
+  target=$(readlink .venv-megatron)
+  rm -rf "$target" && .venv/bin/python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+    --ignore-requires-python --only-binary :all: --python-version 3.12 --target "$target" \
+    -r python/tests/requirements-megatron-newest.txt &&
+    touch "$target/complete"
+}
+
 # Creates or refreshes .venv.
 prepare_package_environment() {
   local requirements
@@ -227,12 +237,17 @@ prepare_package_environment() {
     die "cannot make .venv: $without_root"
 }
 
-# Creates or refreshes .venv, and those of the engines, of verl and of TRL. Where a package of theirs cannot be had, its tests are
-# left out, unless SPARSECAST_ENGINES=ON.
+# Creates or refreshes .venv, those of the engines, of verl and of TRL, and the newest Megatron-core. Where a package of
+# theirs cannot be had, its tests are left out, unless SPARSECAST_ENGINES=ON.
 prepare_python() {
   local engine engines=() requirements
   mapfile -t requirements < <(python_requirements)
   prepare_package_environment
+  if ! link_environment .venv-megatron python/tests/requirements-megatron-newest.txt &&
+    ! (step "newest Megatron-core" fill_newest_megatron); then
+    [[ ${SPARSECAST_ENGINES:-AUTO} != ON ]] || die "cannot unpack the newest Megatron-core"
+    echo "going on without its tests" >&2
+  fi
   for engine in vllm sglang live verl trl; do
     [[ $engine != trl ]] || requirements+=(python/tests/requirements-live.txt)
     link_environment ".venv-$engine" "${requirements[@]}" "python/tests/requirements-$engine.txt" || engines+=("$engine")
