@@ -12,7 +12,8 @@ class Naming:
     tensors of a layer, only the part of the name after ``layer``.
 
     ``{layer}`` and ``{expert}`` stand for the number of a layer or expert, counted over all ranks. The defaults are the
-    names of Llama, Mistral, Qwen2, Qwen3, Qwen2-MoE and Qwen3-MoE. An MLP without a gate uses only ``up``.
+    names of Llama, Mistral, Qwen2, Qwen3, Qwen2-MoE and Qwen3-MoE. An MLP without a gate uses only ``up``. Checkpoints of
+    a class have no tensor whose name is empty: a parameter that needs it is refused.
     """
 
     embedding: str = "model.embed_tokens"
@@ -35,6 +36,8 @@ class Naming:
     expert_gate: str = "mlp.experts.{expert}.gate_proj"
     expert_up: str = "mlp.experts.{expert}.up_proj"
     expert_down: str = "mlp.experts.{expert}.down_proj"
+    latent_in: str = ""
+    latent_out: str = ""
     shared_gate: str = "mlp.shared_expert.gate_proj"
     shared_up: str = "mlp.shared_expert.up_proj"
     shared_down: str = "mlp.shared_expert.down_proj"
@@ -70,17 +73,22 @@ NEMOTRON_H = Naming(
     key="mixer.k_proj",
     value="mixer.v_proj",
     projection="mixer.o_proj",
+    query_norm="",
+    key_norm="",
     mlp_norm="norm",
-    gate="mixer.gate_proj",
+    gate="",
     up="mixer.up_proj",
     down="mixer.down_proj",
     router="mixer.gate",
     router_correction="mixer.gate.e_score_correction_bias",
-    expert_gate="mixer.experts.{expert}.gate_proj",
+    expert_gate="",
     expert_up="mixer.experts.{expert}.up_proj",
     expert_down="mixer.experts.{expert}.down_proj",
-    shared_gate="mixer.shared_experts.gate_proj",
+    latent_in="mixer.fc1_latent_proj",
+    latent_out="mixer.fc2_latent_proj",
+    shared_gate="",
     shared_up="mixer.shared_experts.up_proj",
     shared_down="mixer.shared_experts.down_proj",
+    shared_router="",
     mixer="mixer",
 )

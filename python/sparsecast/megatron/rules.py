@@ -82,8 +82,11 @@ class Parameter:
 
     def name(self, stem: str, expert: int | None = None) -> str:
         """Returns the full name in the checkpoint of the tensor ``stem`` of this layer, with its suffix. ``expert`` is
-        the number of the expert to which the tensor belongs; None if it belongs to no expert.
+        the number of the expert to which the tensor belongs; None if it belongs to no expert. Raises UnsupportedError if
+        ``stem`` is empty.
         """
+        if not stem:
+            raise UnsupportedError("checkpoints of this class have no such tensor", f"parameter '{self.local}'")
         return f"{self.prefix}{stem.format(expert=expert)}.{self.kind}".rstrip(".")
 
     def expect(self, *shape: int) -> None:
@@ -161,7 +164,7 @@ def _fc1(p: Parameter, gate: str, up: str, width: int, rank: int, size: int, exp
     """
     stems = (gate, up) if p.config.gated_linear_unit else (up,)
     count = width // size
-    p.expect(len(stems) * count, p.config.hidden_size)
+    p.expect(len(stems) * count, p.config.hidden_size if expert is None else _expert_hidden(p))
     return [
         part
         for i, stem in enumerate(stems)
@@ -169,12 +172,12 @@ def _fc1(p: Parameter, gate: str, up: str, width: int, rank: int, size: int, exp
     ]
 
 
-def _row_parallel(p: Parameter, name: str, width: int, rank: int, size: int) -> list[Part]:
+def _row_parallel(p: Parameter, name: str, width: int, rank: int, size: int, hidden: int | None = None) -> list[Part]:
     """Rule of row-parallel layers: dimension 1, of ``width`` elements, is cut into equal parts for ``size`` ranks, and
-    this is rank ``rank``. The bias is whole on every rank.
+    this is rank ``rank``. The bias is whole on every rank. ``hidden`` is dimension 0 (None: the hidden size).
     """
     count = width // size
-    hidden = p.config.hidden_size
+    hidden = hidden or p.config.hidden_size
     p.expect(hidden, count)
     if p.kind == "bias":
         return p.rows(name, hidden, 0, hidden, 0)
@@ -227,6 +230,10 @@ def _expert_width(p: Parameter) -> int:
     return int(p.config.moe_ffn_hidden_size or p.config.ffn_hidden_size)
 
 
+def _expert_hidden(p: Parameter) -> int:
+    return int(getattr(p.config, "moe_latent_size", None) or p.config.hidden_size)
+
+
 def _experts_here(p: Parameter) -> range:
     count = p.config.num_moe_experts // p.state.expert_size
     return range(p.state.expert_rank * count, (p.state.expert_rank + 1) * count)
@@ -241,7 +248,7 @@ def _expert(p: Parameter) -> list[Part]:
     width, rank, size = _expert_width(p), s.expert_tensor_rank, s.expert_tensor_size
     if p.match["linear"] == "fc1":
         return _fc1(p, n.expert_gate, n.expert_up, width, rank, size, expert)
-    return _row_parallel(p, p.name(n.expert_down, expert), width, rank, size)
+    return _row_parallel(p, p.name(n.expert_down, expert), width, rank, size, _expert_hidden(p))
 
 
 def _grouped(p: Parameter) -> list[Part]:
@@ -300,6 +307,8 @@ LAYER_RULES = _rules([
     (rf"self_attention\.linear_proj\.{_KIND}", _projection),
     (rf"mlp\.(?P<shared>shared_experts\.)?linear_(?P<linear>fc1|fc2)\.{_KIND}", _mlp),
     (rf"mlp\.shared_experts\.gate_{_KIND}", _replicated("shared_router")),
+    (rf"mlp\.fc1_latent_proj\.{_KIND}", _replicated("latent_in")),
+    (rf"mlp\.fc2_latent_proj\.{_KIND}", _replicated("latent_out")),
     (rf"mlp\.router\.{_KIND}", _replicated("router")),
     (r"mlp\.router\.expert_(?P<kind>bias)", _correction),
     (rf"mlp\.experts\.local_experts\.(?P<expert>\d+)\.linear_(?P<linear>fc1|fc2)\.{_KIND}", _expert),

@@ -98,6 +98,31 @@ def test_grouped_mlp_holds_all_its_experts_transposed_in_two_parameters() -> Non
         assert torch.equal(got[f"{at}down_proj.weight"][:, half], down[e][:, half])
 
 
+def test_latent_experts_are_as_wide_as_the_latent_projections_make_them() -> None:
+    state = ParallelState(expert_rank=1, expert_size=2, expert_tensor_rank=1, expert_tensor_size=2)
+    up, down = numbers(WIDTH, 6, first=100), numbers(6, WIDTH, first=300)
+    model = model_of(
+        {
+            "mlp.fc1_latent_proj.weight": numbers(6, HIDDEN),
+            "mlp.fc2_latent_proj.weight": numbers(HIDDEN, 6),
+            "mlp.experts.linear_fc1.weight1": up[WIDTH // 2 :].clone(),
+            "mlp.experts.linear_fc2.weight1": down[:, WIDTH // 2 :].contiguous(),
+            "mlp.shared_experts.linear_fc1.weight": numbers(20, HIDDEN, first=500),
+        }
+    )
+    model.get_submodule("decoder").layer_type_list = ["E"]  # type: ignore[assignment]
+    got = held(model, state, NEMOTRON_H, gated_linear_unit=False, moe_latent_size=6)
+    at = "backbone.layers.2.mixer."
+    assert torch.equal(got.pop(f"{at}fc1_latent_proj.weight"), numbers(6, HIDDEN))
+    assert torch.equal(got.pop(f"{at}fc2_latent_proj.weight"), numbers(HIDDEN, 6))
+    assert torch.equal(got.pop(f"{at}experts.3.up_proj.weight")[WIDTH // 2 :], up[WIDTH // 2 :])
+    assert torch.equal(got.pop(f"{at}experts.3.down_proj.weight")[:, WIDTH // 2 :], down[:, WIDTH // 2 :])
+    assert torch.equal(got.pop(f"{at}shared_experts.up_proj.weight"), numbers(20, HIDDEN, first=500))
+    assert not got
+    with pytest.raises(UsageError, match=r"linear_fc1\.weight1.*\[6, 8\] is due"):
+        held(model, state, NEMOTRON_H, gated_linear_unit=False)
+
+
 def test_norms_inside_of_linear_layers_and_every_bias_have_their_names() -> None:
     qkv = numbers(4 * 4 + 2 * 2 * 4, first=100)
     got = held(
@@ -275,6 +300,10 @@ def test_what_is_not_known_is_refused_by_name() -> None:
         megatron_layout(hybrid, config(), state=state)
     with pytest.raises(UnsupportedError, match="linear_fc1.*only hybrid models count"):
         megatron_layout(model_of({"mlp.linear_fc1.weight": numbers(32, HIDDEN)}), config(), NEMOTRON_H, state=state)
+    with pytest.raises(UnsupportedError, match="linear_fc1.*have no such tensor"):  # Nemotron-H's MLPs have no gate.
+        megatron_layout(hybrid, config(), NEMOTRON_H, state=state)
+    with pytest.raises(UnsupportedError, match="fc1_latent_proj.*have no such tensor"):
+        megatron_layout(model_of({"mlp.fc1_latent_proj.weight": numbers(6, HIDDEN)}), config(), state=state)
     with pytest.raises(UsageError, match=r"linear_fc1.weight.*\[30, 8\].*\[32, 8\] is due"):
         megatron_layout(model_of({"mlp.linear_fc1.weight": numbers(30, HIDDEN)}), config(), state=state)
     with pytest.raises(UsageError, match="expert 4 where the configuration puts 4"):
