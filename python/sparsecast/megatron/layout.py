@@ -23,6 +23,8 @@ _OTHER_VALUES = {
     "moe_mlp_glu_interleave_size": "keeps blocks of gate and up by turns",
     "moe_shared_expert_glu_interleave_size": "keeps blocks of gate and up by turns",
 }
+#: Sizes of groups over which Megatron cuts parameters once more (generalized tensor parallelism).
+_FURTHER_CUTS = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
 
 
@@ -56,12 +58,16 @@ def megatron_layout(
 
     Raises UnsupportedError naming a parameter without a rule, or of a hybrid model's layers, or whose memory is not
     plain (DTensors, fp8 parameters of Transformer Engine), or an option under which values differ (zero-centred norms)
-    or rows lie in another order (interleaved rotary embeddings, interleaved gates). Raises UsageError naming a
+    or rows lie in another order (interleaved rotary embeddings, interleaved gates) or are cut once more (generalized
+    tensor parallelism). Raises UsageError naming a
     parameter whose shape contradicts configuration and parallel state.
     """
     for option, why in _OTHER_VALUES.items():
         if getattr(config, option, False):
             raise UnsupportedError(f"{option} {why}: addresses alone do not make it the checkpoint's")
+    for option in _FURTHER_CUTS:
+        if getattr(config, option, 1) > 1:
+            raise UnsupportedError(f"{option} cuts parameters once more: no rule says where the parts lie")
     state = state or ParallelState.current()
     table: dict[str, tuple[str, str, tuple[int, ...]]] = {}
     index: dict[str, int] = {}

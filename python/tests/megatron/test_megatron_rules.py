@@ -321,3 +321,7 @@ def test_what_is_not_known_is_refused_by_name() -> None:
     ):
         with pytest.raises(UnsupportedError, match=option):
             megatron_layout(torch.nn.Module(), config(**{option: 32}), state=state)
+    for option in ("gtp_weight_remat_size", "expert_gtp_weight_remat_size"):
+        megatron_layout(torch.nn.Module(), config(**{option: 1}), state=state)
+        with pytest.raises(UnsupportedError, match=f"{option} cuts"):
+            megatron_layout(torch.nn.Module(), config(**{option: 2}), state=state)
