@@ -116,6 +116,22 @@ NEMOTRON_H: dict[str, Any] = {
 }
 """Two Mamba-2 layers, whose A is -exp(A_log), an attention and an MLP."""
 
+NEMOTRON_H_EXPERTS: dict[str, Any] = NEMOTRON_H | {
+    "num_hidden_layers": 5,
+    "hybrid_override_pattern": "M*-ME",
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "moe_latent_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+"""The same, and latent experts, without gates: vLLM does not build them on a CPU."""
+
 
 def deepseek_shapes(config: dict[str, Any]) -> Shapes:
     """Names and shapes of the model's tensors in a Hugging Face checkpoint, without the scales of fp8."""
@@ -151,7 +167,7 @@ def deepseek_shapes(config: dict[str, Any]) -> Shapes:
 
 
 def nemotron_shapes(config: dict[str, Any]) -> Shapes:
-    """The same for a hybrid of Mamba-2, attention and MLP layers."""
+    """The same for a hybrid of Mamba-2, attention, MLP and expert layers."""
     hidden, head = config["hidden_size"], config["head_dim"]
     mamba_heads = config["mamba_num_heads"]
     inner, states = mamba_heads * config["mamba_head_dim"], 2 * config["n_groups"] * config["ssm_state_size"]
@@ -170,9 +186,18 @@ def nemotron_shapes(config: dict[str, Any]) -> Shapes:
             for name, heads in (("q", config["num_attention_heads"]), ("k", 2), ("v", 2)):
                 shapes[f"{at}mixer.{name}_proj.weight"] = (heads * head, hidden)
             shapes[f"{at}mixer.o_proj.weight"] = (hidden, config["num_attention_heads"] * head)
-        else:
-            shapes[f"{at}mixer.up_proj.weight"] = (config["intermediate_size"], hidden)
-            shapes[f"{at}mixer.down_proj.weight"] = (hidden, config["intermediate_size"])
+        mlps = {"": (config["intermediate_size"], hidden)} if kind == "-" else {}
+        if kind == "E":
+            experts, latent = config["n_routed_experts"], config["moe_latent_size"]
+            shapes[f"{at}mixer.gate.weight"] = (experts, hidden)
+            shapes[f"{at}mixer.gate.e_score_correction_bias"] = (experts,)
+            shapes[f"{at}mixer.fc1_latent_proj.weight"] = (latent, hidden)
+            shapes[f"{at}mixer.fc2_latent_proj.weight"] = (hidden, latent)
+            mlps = {f"experts.{expert}.": (config["moe_intermediate_size"], latent) for expert in range(experts)}
+            mlps["shared_experts."] = (config["moe_shared_expert_intermediate_size"], hidden)
+        for mlp, (width, ins) in mlps.items():
+            shapes[f"{at}mixer.{mlp}up_proj.weight"] = (width, ins)
+            shapes[f"{at}mixer.{mlp}down_proj.weight"] = (ins, width)
     return shapes | {"backbone.norm_f.weight": (hidden,), "lm_head.weight": (config["vocab_size"], hidden)}
 
 

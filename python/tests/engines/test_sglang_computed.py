@@ -26,7 +26,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
     "glm-dsa": (computed.GLM_DSA, 1, "model.layers.1.self_attn.w_kc", CAST),
     "deepseek-v3.2-fp8": (computed.DEEPSEEK_V32_FP8, 1, "model.layers.1.self_attn.w_kc", CAST),
     "nemotron-h": (
-        computed.NEMOTRON_H,
+        computed.NEMOTRON_H_EXPERTS,
         1,  # SGLang fails to load its convolutions on two ranks of a CPU.
         "model.layers.3.mixer.A",
         [f"backbone.layers.{layer}.mixer.A_log" for layer in (0, 3)],

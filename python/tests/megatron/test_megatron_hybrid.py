@@ -10,6 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,18 @@ pytest.importorskip("einops")
 
 import torch.distributed as dist
 from hybrid_scenes import (
+    EXPERT_FFN,
+    EXPERTS,
+    FFN,
+    GROUPS,
+    HEAD,
+    HEADS,
     HIDDEN,
     KERNEL,
     MAMBA_GROUPS,
     MAMBA_HEAD,
     MAMBA_HEADS,
+    SHARED_FFN,
     STATE,
     VOCAB,
     Scene,
@@ -59,15 +67,23 @@ def noise(scene: Scene) -> dict[str, torch.Tensor]:
     return {name: 0.3 * torch.randn(tensor.shape, generator=generator) for name, tensor in checkpoint(scene).items()}
 
 
-def mixers_output(scene: Scene, tokens: torch.Tensor) -> torch.Tensor:
-    """What Hugging Face's first mixer computes of the checkpoint."""
+def transformers_model(scene: Scene) -> tuple[Any, Any]:
+    """The module that has Hugging Face's model, and its configuration."""
     # torchvision, which transformers imports where it is there, may be compiled for CUDA, beside a CPU build of torch.
     sys.modules["torchvision._meta_registrations"] = ModuleType("torchvision._meta_registrations")
     modeling = pytest.importorskip("transformers.models.nemotron_h.modeling_nemotron_h")
-    config = modeling.NemotronHConfig(
-        hidden_size=HIDDEN, mamba_num_heads=MAMBA_HEADS, mamba_head_dim=MAMBA_HEAD, n_groups=MAMBA_GROUPS,
-        ssm_state_size=STATE, conv_kernel=KERNEL, chunk_size=4, layers_block_type=["linear_attention"],
+    return modeling, modeling.NemotronHConfig(
+        hybrid_override_pattern=scene.pattern.replace("|", ""), vocab_size=VOCAB, hidden_size=HIDDEN,
+        tie_word_embeddings=scene.tied, num_attention_heads=HEADS, num_key_value_heads=GROUPS, head_dim=HEAD,
+        intermediate_size=FFN, mamba_num_heads=MAMBA_HEADS, mamba_head_dim=MAMBA_HEAD, n_groups=MAMBA_GROUPS,
+        ssm_state_size=STATE, conv_kernel=KERNEL, chunk_size=4, n_routed_experts=EXPERTS,
+        moe_intermediate_size=EXPERT_FFN, moe_shared_expert_intermediate_size=SHARED_FFN,
     )  # fmt: skip
+
+
+def mixers_output(scene: Scene, tokens: torch.Tensor) -> torch.Tensor:
+    """What Hugging Face's first mixer computes of the checkpoint."""
+    modeling, config = transformers_model(scene)
     mixer, at = modeling.NemotronHMamba2Mixer(config, layer_idx=0), "backbone.layers.0.mixer."
     mixer.load_state_dict({name[len(at) :]: tensor for name, tensor in noise(scene).items() if name.startswith(at)})
     with torch.no_grad():
@@ -123,3 +139,13 @@ def test_layers_count_over_the_stages_of_the_pattern(layouts: dict[str, Layout])
     """Of M | *- | M-M | *, the first stage holds M and M-M, and the second *- and *."""
     layers = [{int(box[0].split(".")[2]) for box in of if ".layers." in box[0]} for of in boxes(layouts["pp2_vp2"])]
     assert layers == [{0, 3, 4, 5}, {0, 3, 4, 5}, {1, 2, 6}, {1, 2, 6}]
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_transformers_saves_checkpoints_of_these_names_and_shapes(scene: str, tmp_path: Path) -> None:
+    modeling, config = transformers_model(SCENES[scene])
+    modeling.NemotronHForCausalLM(config).save_pretrained(tmp_path)
+    saved = pytest.importorskip("safetensors.torch").load_file(tmp_path / "model.safetensors")
+    expected = checkpoint(SCENES[scene])
+    expected.setdefault("lm_head.weight", expected["backbone.embeddings.weight"])  # Saved also where it is tied.
+    assert {name: t.shape for name, t in saved.items()} == {name: t.shape for name, t in expected.items()}

@@ -16,8 +16,7 @@ from bare_models import add, model_of, numbers
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "engines"))
 
-from computed_models import NEMOTRON_H as ENGINES_NEMOTRON_H
-from computed_models import nemotron_shapes
+from computed_models import NEMOTRON_H_EXPERTS, nemotron_shapes
 
 from sparsecast.errors import UnsupportedError, UsageError
 from sparsecast.megatron import MIXTRAL, NEMOTRON_H, SHARED_EXPERTS, ParallelState, megatron_layout
@@ -217,11 +216,15 @@ def test_each_part_of_a_mamba_mixer_is_cut_on_its_own(rank: int, conv: str) -> N
 
 
 def test_a_hybrid_models_tensors_are_those_that_the_engines_loaders_take() -> None:
-    """Those of the checkpoint that test_vllm_computed.py and test_sglang_computed.py load with the released loaders."""
-    of = ENGINES_NEMOTRON_H
+    """Those of the checkpoint that test_vllm_computed.py (but experts) and test_sglang_computed.py load with the released
+    loaders.
+    """
+    of = NEMOTRON_H_EXPERTS
     hidden, ffn, vocab, head = of["hidden_size"], of["intermediate_size"], of["vocab_size"], of["head_dim"]
     heads, groups, mamba_heads = of["num_attention_heads"], of["num_key_value_heads"], of["mamba_num_heads"]
     inner, states = mamba_heads * of["mamba_head_dim"], of["n_groups"] * of["ssm_state_size"]
+    experts, latent, width = of["n_routed_experts"], of["moe_latent_size"], of["moe_intermediate_size"]
+    shared = of["moe_shared_expert_intermediate_size"]
     layers = {
         "M": {
             "mixer.in_proj.layer_norm_weight": (hidden,),
@@ -242,12 +245,24 @@ def test_a_hybrid_models_tensors_are_those_that_the_engines_loaders_take() -> No
             "mlp.linear_fc1.weight": (ffn, hidden),
             "mlp.linear_fc2.weight": (hidden, ffn),
         },
+        "E": {
+            "pre_mlp_layernorm.weight": (hidden,),
+            "mlp.router.weight": (experts, hidden),
+            "mlp.fc1_latent_proj.weight": (latent, hidden),
+            "mlp.fc2_latent_proj.weight": (hidden, latent),
+            **{f"mlp.experts.linear_fc1.weight{expert}": (width, latent) for expert in range(experts)},
+            **{f"mlp.experts.linear_fc2.weight{expert}": (latent, width) for expert in range(experts)},
+            "mlp.shared_experts.linear_fc1.weight": (shared, hidden),
+            "mlp.shared_experts.linear_fc2.weight": (hidden, shared),
+        },
     }
     model = torch.nn.Module()
     add(model, "embedding.word_embeddings.weight", torch.empty(vocab, hidden))
     for layer, kind in enumerate(of["hybrid_override_pattern"]):
         for name, shape in layers[kind].items():
             add(model, f"decoder.layers.{layer}.{name}", torch.empty(shape))
+        if kind == "E":
+            add(model, f"decoder.layers.{layer}.mlp.router.expert_bias", torch.empty(experts), buffer=True)
         model.get_submodule(f"decoder.layers.{layer}").layer_number = layer + 1  # type: ignore[assignment]
     add(model, "decoder.final_norm.weight", torch.empty(hidden))
     add(model, "output_layer.weight", torch.empty(vocab, hidden))
@@ -255,7 +270,8 @@ def test_a_hybrid_models_tensors_are_those_that_the_engines_loaders_take() -> No
     options = config(
         hidden_size=hidden, ffn_hidden_size=ffn, gated_linear_unit=False, num_attention_heads=heads,
         num_query_groups=groups, kv_channels=head, mamba_num_heads=None, mamba_head_dim=of["mamba_head_dim"],
-        mamba_num_groups=of["n_groups"], mamba_state_dim=of["ssm_state_size"],
+        mamba_num_groups=of["n_groups"], mamba_state_dim=of["ssm_state_size"], num_moe_experts=experts,
+        moe_latent_size=latent, moe_ffn_hidden_size=width, moe_shared_expert_intermediate_size=shared,
     )  # fmt: skip
     layout = megatron_layout(model, options, NEMOTRON_H, state=ParallelState())
     assert {name: tuple(shape) for name, _, shape in layout.table} == nemotron_shapes(of)
