@@ -142,7 +142,7 @@ struct PauseSlots {
 class PythonEngineRank {
  public:
   PythonEngineRank(std::shared_ptr<ControlChannel> ranks, const TensorTable& table,
-                   std::shared_ptr<const Layout> layout, const std::vector<Memory>& tensors,
+                   const std::shared_ptr<const Layout>& layout, const std::vector<Memory>& tensors,
                    SubscriberOptions subscribing, nb::object pause, double timeout, std::uintptr_t stream,
                    double device_timeout)
       : memory_(rank_memory(*layout, static_cast<std::size_t>(ranks->rank()), tensors, true)),
@@ -159,7 +159,7 @@ class PythonEngineRank {
     options.device = device_options(memory_.device(), stream, device_timeout);
     const auto shared_table = std::make_shared<const TensorTable>(table);
     const GilRelease release;
-    rank_ = std::make_unique<EngineRank>(std::move(ranks), shared_table, std::move(layout), memory_.tensors, files(),
+    rank_ = std::make_unique<EngineRank>(std::move(ranks), shared_table, layout, memory_.tensors, files(),
                                          std::move(options));
   }
 
@@ -211,7 +211,7 @@ class PythonLogFollower {
     follower_ = std::make_unique<LogFollower>(
         store, files(), state_path,
         make_subscriber_target(
-            *subscriber_, table_, std::move(live), files(), scratch,
+            *subscriber_, table_, live, files(), scratch,
             pause_.is_none() ? std::function<bool(bool)>()
                              : [this](bool paused) {
                                  return tell(pause_, paused, [this](const std::exception_ptr& failure) {
