@@ -61,7 +61,7 @@ releases_with() {
   case $1 in
     *-cp310-*) echo jammy ;;
     *-cp311-*) echo bookworm bionic ;;
-    *-abi3-*) echo trixie ;;
+    *-abi3-*) echo trixie forky ;;
     *) die "no root for ${1##*/}" ;;
   esac
 }

@@ -18,7 +18,10 @@ bootstrap() {
     mirror=$ubuntu
   fi
   rm -rf --one-file-system "$1"
-  debootstrap "${options[@]}" "$release" "$1" "$mirror"
+  # A release that this machine's debootstrap does not know yet is made as sid is.
+  local script=/usr/share/debootstrap/scripts/$release
+  [[ -e $script ]] || script=${script%/*}/sid
+  debootstrap "${options[@]}" "$release" "$1" "$mirror" "$script"
 }
 
 inside() {
