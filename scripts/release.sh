@@ -37,7 +37,7 @@ git show "$tag:CHANGELOG.md" | grep -q "^## .*${version//./\\.}" || die "CHANGEL
 [[ ! -e $out ]] || die "$out is there already: a release is made once"
 
 # The checkout shares what is independent of our sources: static libraries, toolkits, interpreters, roots.
-rm -rf "$checkout"
+rm -rf "$checkout" "$out.partial"
 mkdir -p "$repository/.cache/wheel" "$checkout"
 git -c advice.detachedHead=false clone --quiet --depth 1 --branch "$tag" "file://$repository" "$checkout"
 mkdir "$checkout/.cache"
