@@ -11,18 +11,19 @@ source scripts/wheel/sources.sh
 release=$1 prefix=$(realpath -m "$2")
 
 nvtx() {
-  local download=$prefix.packages/nvtx
-  python3 -m pip download --quiet --disable-pip-version-check --no-deps -d "$download" nvidia-nvtx==13.5.25 &&
+  local download=$prefix.packages/nvtx version=13.5.25
+  python3 -m pip download --quiet --disable-pip-version-check --no-deps -d "$download" "nvidia-nvtx==$version" &&
     python3 -m zipfile -e "$download"/*.whl "$download" &&
     rm -rf "$prefix/include/nvtx3" &&
-    mv "$download"/nvidia/*/include/nvtx3 "$prefix/include/"
+    mv "$download"/nvidia/*/include/nvtx3 "$prefix/include/" &&
+    echo "$version" >"$prefix/versions/nvtx"
 }
 
 lay_out() {
   local usr=$prefix.packages/usr
   local toolkit=$usr/lib/nvidia-cuda-toolkit libraries=$usr/lib/x86_64-linux-gnu
   rm -rf "$prefix"
-  mkdir -p "$prefix/bin" "$prefix/nvvm/bin" "$prefix/lib64" "$prefix/licences"
+  mkdir -p "$prefix/bin" "$prefix/nvvm/bin" "$prefix/lib64" "$prefix/licences" "$prefix/versions"
   mv "$usr/bin"/{ptxas,fatbinary,cudafe++,nvlink,cuobjdump,nvdisasm,bin2c} "$toolkit/bin"/{nvcc,crt} "$prefix/bin/" &&
     mv "$toolkit/bin/cicc" "$prefix/nvvm/bin/" &&
     mv "$toolkit/libdevice" "$prefix/nvvm/" &&

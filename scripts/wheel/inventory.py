@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,11 @@ def print_notices(third_party: Path, cuda: str) -> None:
 def version_of(part: Part, third_party: Path, cuda: str) -> tuple[str, str]:
     """Returns the part's version, and its package URL."""
     if part.origin == "cuda":
+        # scripts/wheel/cuda.sh puts newer headers of NVTX into a toolkit, and their version beside it.
+        newer = Path(shutil.which("nvcc") or "").resolve().parents[1] / "versions" / part.package
+        if newer.is_file():
+            version = newer.read_text().strip()
+            return version, f"pkg:pypi/nvidia-{part.package}@{version}"
         return cuda, f"pkg:generic/nvidia/{part.package}@{cuda}"
     if part.origin == "pypi":
         package = f"{part.package}{cuda.partition('.')[0]}" if part.package.endswith("-cu") else part.package
