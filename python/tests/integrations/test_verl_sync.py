@@ -110,6 +110,19 @@ def test_nan_stops_the_sync_by_name_on_every_rank(cluster: Cluster) -> None:
     assert_same(cluster)
 
 
+def test_whole_tensors_go_to_servers_that_take_no_deltas(cluster: Cluster) -> None:
+    cluster.use(backend="sparsecast")
+    for seed in (1, 0):
+        cluster.on_trainers("step")
+        figures = cluster.sync()
+        assert figures["seed"] == seed and (
+            seed or figures["payload_mbytes"] * (1 << 20) < 6 * figures["changed_elems"]
+        )
+        assert_same(cluster)
+        names = cluster.on_trainers("bits")[0].keys()
+        assert [sorted(names_of_one) for names_of_one in cluster.on_rollouts("flushes")] == [sorted(names)] * 3
+
+
 def test_the_records_may_go_through_a_log(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     cluster.use(log={"location": str(tmp_path / "log")})
     for seed in (1, 0, 0):

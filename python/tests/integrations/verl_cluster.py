@@ -37,13 +37,13 @@ WIDTH = 192
 TRAINERS = 2
 
 
-def configuration(**options: Any) -> dict[str, Any]:
+def configuration(backend: str = "delta_sharded", **options: Any) -> dict[str, Any]:
     return {
         "_target_": "verl.workers.config.CheckpointEngineConfig",
-        "backend": "delta_sharded",
+        "backend": backend,
         "custom_backend_module": "sparsecast.integrations.verl",
         "update_weights_bucket_megabytes": 1,
-        "engine_kwargs": {"delta_sharded": {"timeout": 60.0, "threads": 1, **options}},
+        "engine_kwargs": {backend: {"timeout": 60.0, "threads": 1, **options}},
     }
 
 

@@ -9,7 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import verl_package
 from torch import nn
+
+verl_package.prepare()
+
+from verl.workers.rollout.utils import ensure_async_iterator
 
 from sparsecast.buffers import bits_of
 
@@ -74,8 +79,12 @@ class SGLangServer:
         self._loop = ServerAdapter._update_weights_delta
 
     async def update_weights(self, weights: Any, global_steps: int | None, wire_format: str) -> None:
-        assert wire_format == "delta_flush"
         self.flushes.clear()
+        if wire_format == "named_tensors":
+            async for name, tensor in ensure_async_iterator(weights):
+                self.flushes.append(name)
+                self.model.load_weights([(name, tensor)])
+            return
         await self._loop(self._adapter, weights, global_steps=global_steps)
 
 
@@ -86,6 +95,7 @@ class VLLMServer:
         from verl.workers.rollout.vllm_rollout import delta_weight_transfer, vllm_rollout
 
         self.model = model
+        self.takes_whole_tensors = False
         self.flushes: list[str] = []
         self.calls: list[str] = []
         self._module = vllm_rollout
@@ -98,6 +108,11 @@ class VLLMServer:
                 pass
 
             async def async_send_weights(self, named: Any) -> None:
+                if server.takes_whole_tensors:  # As verl's receiver and worker in vLLM, without their CUDA memory.
+                    async for name, tensor in ensure_async_iterator(named):
+                        server.flushes.append(name)
+                        server.model.load_weights([(name, tensor)])
+                    return
                 encoding, patches = decode(named)
                 server.flushes.append(encoding)
                 for patch in patches:
@@ -115,6 +130,8 @@ class VLLMServer:
             _has_server=False,
             _ensure_server_handle=lambda: False,
             zmq_handle="",
+            replica_rank=0,
+            rollout_rank=0,
             config=SimpleNamespace(checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=1)),
         )
 
@@ -130,9 +147,13 @@ class VLLMServer:
         place.copy_(flat.view(patch.shape))
 
     async def update_weights(self, weights: Any, global_steps: int | None, wire_format: str) -> None:
-        assert wire_format == "delta_flush"
         self.flushes.clear()
         self.calls.clear()
+        self.takes_whole_tensors = wire_format == "named_tensors"
+        if self.takes_whole_tensors:
+            await self._module.ServerAdapter.update_weights(self._adapter, weights, global_steps=global_steps)
+            return
+        assert wire_format == "delta_flush"
         await self._module.ServerAdapter._update_delta_weights(self._adapter, weights, global_steps=global_steps)
 
 

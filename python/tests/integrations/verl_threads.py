@@ -16,7 +16,7 @@ from verl.workers.engine.spec import ShardSpec
 from verl.workers.engine.utils import _hf_entry_identity, hf_delta_export
 
 from sparsecast.buffers import bits_of
-from sparsecast.integrations.verl import SparsecastCheckpointEngine, engine
+from sparsecast.integrations.verl import SparsecastCheckpointEngine, WholeTensorCheckpointEngine, group
 
 Tensors = dict[str, torch.Tensor]
 
@@ -52,16 +52,27 @@ def write_patch(held: Tensors, named: list[tuple[str, torch.Tensor]]) -> None:
 class Threads:
     """`sync()` returns the trainer's figures, or raises; `errors` are what every rank raised (None: nothing)."""
 
-    def __init__(self, tensors: Tensors, nodes: list[str], monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        monkeypatch.setattr(engine.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    def __init__(
+        self,
+        tensors: Tensors,
+        nodes: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        whole: bool = False,
+        **options: Any,
+    ) -> None:
+        """With `whole`, the engine is that of whole tensors, which verl hands exported tensors."""
+        self.whole = whole
+        self.kind = WholeTensorCheckpointEngine if whole else SparsecastCheckpointEngine
+        monkeypatch.setattr(group.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
         monkeypatch.setattr(
-            engine.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "of a thread")
+            group.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "of a thread")
         )
         self.trained = PlainEngine(tensors)
         self.options = {"bucket_size": 1 << 20, "timeout": 10.0, "threads": 1, **options}
-        self.sender = SparsecastCheckpointEngine(is_master=True, **self.options)
+        self.sender = self.kind(is_master=True, **self.options)
         self.nodes = nodes
-        self.receivers = [SparsecastCheckpointEngine(**self.options) for _ in nodes]
+        self.receivers = [self.kind(**self.options) for _ in nodes]
         self.held: list[Tensors] = [{} for _ in nodes]
         self.taken: list[list[Any]] = [[] for _ in nodes]
         self.errors: list[BaseException | None] = []
@@ -70,14 +81,14 @@ class Threads:
         self.alter_meeting: Callable[[dict[str, Any]], dict[str, Any]] = dict
 
     def restart(self, index: int) -> None:
-        self.receivers[index] = SparsecastCheckpointEngine(**self.options)
+        self.receivers[index] = self.kind(**self.options)
         self.held[index] = {}
 
     def meet(self) -> None:
         metadata = [self.sender.prepare(), *(receiver.prepare() for receiver in self.receivers)]
         for data, node in zip(metadata[1:], self.nodes, strict=True):
             data["node"] = node
-        actors, rollouts = SparsecastCheckpointEngine.build_topology(1, len(self.receivers), metadata)
+        actors, rollouts = self.kind.build_topology(1, len(self.receivers), metadata)
         self.meetings += actors["meeting"][0] is not None
         calls = [lambda: self.sender.init_process_group(**{name: each[0] for name, each in actors.items()})]
         for index, receiver in enumerate(self.receivers):
@@ -91,7 +102,8 @@ class Threads:
         self.step += 1
         steps = steps or [self.step] * (1 + len(self.receivers))
         self.meet()
-        calls = [lambda: asyncio.run(self.sender.send_weights(self.trained, global_steps=steps[0]))]
+        weights = self.trained.get_per_tensor_param()[0] if self.whole else self.trained
+        calls = [lambda: asyncio.run(self.sender.send_weights(weights, global_steps=steps[0]))]
         for index in range(len(self.receivers)):
             calls.append(lambda index=index: self._take(index, steps[1 + index]))
         figures: dict[str, float] = self._run(calls)[0]
@@ -99,6 +111,11 @@ class Threads:
 
     def _take(self, index: int, step: int) -> None:
         self.taken[index].clear()
+        if self.whole:
+            for name, tensor in self.receivers[index].receive_weights(global_steps=step):
+                self.taken[index].append(name)
+                self.held[index][name] = tensor
+            return
         for named, is_last in self.receivers[index].receive_weights(global_steps=step):
             self.taken[index].append((named, is_last))
             write_patch(self.held[index], named)

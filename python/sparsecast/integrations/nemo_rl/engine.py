@@ -8,32 +8,29 @@ rollout workers at the same time. With `release_after_refit` it does all of that
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
 import torch
 from nemo_rl.utils.checkpoint_engines import base
 
-from sparsecast.buffers import dtype_name
 from sparsecast.errors import GroupMismatchError, UsageError
 
-from .._checkpoint_engine import DeltaEngine
-from .._checkpoint_group import Group, Plan, Topology, describe_rank
-from .._chunks import ChunkWriter, Totals
+from .._checkpoint_group import Topology, describe_rank
+from .._chunks import Totals
 from .._gathered import drain
-from .._mirror import Mirror, host_bits
-from .._node_files import NodeFiles
-from .receiver import SharedReader
+from .._whole_tensors import WholeTensorEngine
 
 _KEY = "sparsecast"
 
 logger = logging.getLogger(__name__)
 
 
-class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
+class CheckpointEngine(WholeTensorEngine, base.CheckpointEngine):
     """NeMo-RL's checkpoint engine by sparsecast. Its options are under `policy.generation.refit_cfg`, at the name of
     this class:
 
@@ -53,6 +50,7 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
     """
 
     options_at = "refit_cfg"
+    exporter = "the policy"
     without_copy = "take NeMo-RL's own transport, which has no copy, by leaving out refit_transport"
     how_to_meet = (
         "start the run again, or set release_after_refit: true in refit_cfg, with which the ranks meet before each sync"
@@ -63,18 +61,14 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
         bucket_size: int,
         *,
         host: str = "",
-        load: str = "changed",
         release_after_refit: bool = False,
         **options: Any,
     ) -> None:
         del release_after_refit
         super().__init__(bucket_size, **options)
-        if load not in ("changed", "all"):
-            raise UsageError(f"{self.options_at}.load is 'changed' or 'all', not {load!r}")
         self.figures: Totals | None = None
         """Figures of the last sync, on rank 0 of the policy."""
         self._host = host
-        self._load = load
 
     # What NeMo-RL calls before the first sync, or before each.
 
@@ -124,91 +118,28 @@ class CheckpointEngine(DeltaEngine[SharedReader], base.CheckpointEngine):
         iterator = iter(weights)
         try:
             if self._rank == 0:
-                self._send(iterator)
+                self.figures, is_seed = self._send(iterator)
+                logger.info(
+                    "sparsecast sent %d bytes: %d of %d elements, %d of %d tensors%s",
+                    self.figures.record_bytes,
+                    self.figures.changed,
+                    self.figures.elements,
+                    self.figures.sent_tensors,
+                    self.figures.tensors,
+                    ", all of them" if is_seed else "",
+                )
         except Exception as error:
             raise self._failed(error) from error
         finally:
             drain(iterator)
 
-    def _send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        plan = self._begin()
-        assert self._mirror is not None
-        writer = ChunkWriter(self._joined(), self._mirror, plan, self.bucket_size, self._threads, self._log_end)
-        self._write(weights, writer, self._mirror)
-        writer.finish()
-        self._commit(plan)
-        self.figures = totals = writer.totals
-        logger.info(
-            "sparsecast sent %d bytes: %d of %d elements, %d of %d tensors%s",
-            totals.record_bytes,
-            totals.changed,
-            totals.elements,
-            totals.sent_tensors,
-            totals.tensors,
-            ", all of them" if plan.seed else "",
-        )
-
-    def _write(self, weights: Iterator[tuple[str, torch.Tensor]], writer: ChunkWriter, mirror: Mirror) -> None:
-        """Sends the weights that differ from the mirror: changed elements of tensors that are in the mirror, and whole
-        tensors that are not in it yet. Raises UsageError for names, shapes or dtypes that do not fit.
-        """
-        seen: set[str] = set()
-        for name, tensor in weights:
-            if name in seen:
-                raise UsageError("the policy exports two tensors of this name", f"tensor {name!r}")
-            seen.add(name)
-            entry = (name, dtype_name(tensor.dtype), tuple(tensor.shape))
-            bits = host_bits(tensor)
-            writer.totals.tensors += 1
-            writer.totals.elements += bits.numel()
-            # A tensor in host memory is the policy's own: nothing changes it before the chunk is sent.
-            if name not in mirror:
-                writer.add_new(entry, bits)
-                continue
-            mirror.get(name, entry[2], known=entry[1])
-            if not torch.equal(mirror.flat_bits(name), bits):
-                writer.add_change(name, bits)
-        if not seen:
-            raise UsageError("the policy exports no tensors")
-
     # The rollout workers.
 
     async def receive_weight_batches(self) -> AsyncGenerator[list[tuple[str, torch.Tensor]], None]:
-        """Receives one sync, and then yields its tensors in batches, once every rank has received and verified the
-        whole version.
-
-        The tensors are copies, on the GPU if there is one. If the caller stops before the end, this counts as a
-        failure, and the next sync sends everything.
-        """
-        group = self._joined()
-        plan, reader = self._receive()
-        assert reader is not None
-        names = reader.names if self._load == "changed" else reader.mirror.names
-        try:
-            for batch in self._batches(reader.mirror, names):
+        """Receives one sync and yields its tensors in batches: see `_take`."""
+        with contextlib.closing(self._take()) as batches:
+            for batch in batches:
                 yield batch
-        except BaseException as error:
-            # Also GeneratorExit, which is how a generator hears of a caller that failed.
-            group.give_up(f"a rollout worker failed while it loaded the weights; its own error says why ({error!r})")
-            raise
-        self._commit(plan)
-
-    def _reader(self, group: Group, mirror: Mirror, plan: Plan) -> SharedReader:
-        files = NodeFiles(group.node, self._shared_dir, f"{self.options_at}.shared_dir", self._timeout)
-        return SharedReader(group, mirror, plan, self._threads, files, self._log_end)
-
-    def _batches(self, mirror: Mirror, names: Sequence[str]) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        batch: list[tuple[str, torch.Tensor]] = []
-        size = 0
-        for name in names:
-            tensor = mirror.tensor(name)
-            if batch and size + tensor.nbytes > self.bucket_size:
-                yield batch
-                batch, size = [], 0
-            batch.append((name, tensor.to(self._device, copy=True)))
-            size += tensor.nbytes
-        if batch:
-            yield batch
 
 
 def _who_shares(directory: str) -> str:
