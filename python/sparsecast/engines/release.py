@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which releases of sparsecast work together: releases that differ in their patch number alone."""
+"""Which releases of sparsecast work together: releases that differ in their patch number alone. Which releases of an
+engine it is made for, and what the installed one lacks.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Sequence
 
 import sparsecast
 from sparsecast.errors import UnsupportedError, UsageError
@@ -40,6 +44,41 @@ def refuse_other_release(release: object) -> None:
             f"the patch number, so install sparsecast=={wanted}.* beside the server, or the server's version at the "
             "trainer"
         )
+
+
+def refuse_other_engine(
+    engine: str, version: str, supported: Sequence[tuple[int, ...]], difference: str, logger: logging.Logger
+) -> None:
+    """Raises UnsupportedError, with the `difference`, if `version` of the `engine` is older than the first of the two
+    `supported` versions. Logs a warning, once in a process, if it is newer than the last, or no version.
+    """
+    numbers = parse_version(version, len(supported[0]))
+    named = " to ".join(".".join(map(str, one)) for one in supported)
+    if numbers is not None and numbers < supported[0]:
+        raise UnsupportedError(f"{engine} {version} {difference}: sparsecast needs {named}")
+    if numbers is None or numbers > supported[1]:
+        _say_once(logger, f"sparsecast is made for {engine} {named}; this is {version}, which may differ")
+
+
+def say_lacks(engine: str, version: str, lacks: Sequence[str], logger: logging.Logger) -> None:
+    """Logs, once in a process, what `version` of the `engine` lacks, a sentence each."""
+    for words in lacks:
+        _say_once(logger, f"{engine} {version}: {words}")
+
+
+def parse_version(version: str, parts: int) -> tuple[int, ...] | None:
+    """Returns the first `parts` numbers of a version; None if it has fewer."""
+    found = re.match(r"\.".join([r"(\d{1,6})"] * parts), version)
+    return tuple(map(int, found.groups())) if found else None
+
+
+_said: set[str] = set()
+
+
+def _say_once(logger: logging.Logger, words: str) -> None:
+    if words not in _said:
+        _said.add(words)
+        logger.warning("%s", words)
 
 
 def _series(release: str) -> tuple[str, ...]:

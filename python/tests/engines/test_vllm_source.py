@@ -19,6 +19,7 @@ from vllm.distributed.weight_transfer import base
 from vllm_sources import LOCAL, Whole, module_of
 
 from sparsecast import Box
+from sparsecast.engines import release
 from sparsecast.engines.vllm import plugin
 from sparsecast.engines.vllm.meeting import Place, settle, worker_states
 from sparsecast.engines.vllm.source import SourceWeights, pieces_of
@@ -214,13 +215,13 @@ def base_client(url: str) -> Any:
 def test_versions_that_are_not_tested_are_said(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     import vllm
 
-    assert plugin.SUPPORTED[0] <= (plugin._parsed(vllm.__version__) or (0, 0)) <= plugin.SUPPORTED[1]
+    assert plugin.SUPPORTED[0] <= (release.parse_version(vllm.__version__, 2) or (0, 0)) <= plugin.SUPPORTED[1]
     said: list[str] = []
     monkeypatch.setattr(plugin._logger, "warning", lambda words, *values: said.append(words % values))
     plugin.check_version()
     assert said == []
     monkeypatch.setattr(vllm, "__version__", "0.40.1")
-    monkeypatch.setattr(plugin, "_said", False)
+    monkeypatch.setattr(release, "_said", set())
     plugin.check_version()
     plugin.check_version()
     assert said == ["sparsecast is made for vLLM 0.28 to 0.33; this is 0.40.1, which may differ"]
@@ -237,7 +238,7 @@ def test_what_an_older_vllm_lacks_is_said_once_with_what_that_costs(monkeypatch:
     before = plugin.missing()
     for name in ("shutdown_weight_transfer_engine", "release_kv_cache_memory"):
         monkeypatch.delattr(EngineClient, name)
-    monkeypatch.setattr(plugin, "_said_missing", False)
+    monkeypatch.setattr(release, "_said", set())
     plugin.say_what_is_missing()
     plugin.say_what_is_missing()
     assert len(said) == len(before) + 2

@@ -106,7 +106,7 @@ class LiveServer:
             **(self._vllm_variables(plugged) if kind == "vllm" else self._sglang_variables(plugged)),
             **(variables or {}),
         }
-        command = self._vllm_command(plugged) if kind == "vllm" else self._sglang_command()
+        command = self._vllm_command(plugged) if kind == "vllm" else self._sglang_command(plugged)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, *flags],
@@ -130,10 +130,11 @@ class LiveServer:
 
     def _sglang_variables(self, plugged: bool) -> dict[str, str]:
         cores = "|".join("01"[rank % 2] for rank in range(self.ranks))
+        is_old = not _sglang_has("runtime_context.py")  # Binds tensor-parallel ranks alone.
         return {
             **{"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "sparsecast" if plugged else "none"},
             **({"SPARSECAST_FOLLOW": self._follows} if self._follows else {}),
-            **({"SGLANG_CPU_OMP_THREADS_BIND": cores} if self.ranks > 1 else {}),
+            **({"SGLANG_CPU_OMP_THREADS_BIND": cores} if self.ranks > 1 and not is_old else {}),
         }
 
     def _vllm_command(self, plugged: bool) -> list[str]:
@@ -154,8 +155,10 @@ class LiveServer:
             command += ["--api-server-count", "1"]  # For the leases: docs/engines.md.
         return command + ([f"--{self.cut}-parallel-size", str(self.ranks)] if self.ranks > 1 else [])
 
-    def _sglang_command(self) -> list[str]:
-        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model), "--device", "cpu"]
+    def _sglang_command(self, plugged: bool) -> list[str]:
+        with_hooks = plugged and not _sglang_has("plugins")
+        module = "sparsecast.engines.sglang.launch_server" if with_hooks else "sglang.launch_server"
+        command = [sys.executable, "-m", module, "--model-path", str(self.model), "--device", "cpu"]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", "m", "--dtype", "bfloat16"]
         command += [
             "--attention-backend",
@@ -231,6 +234,13 @@ class LiveServer:
         body |= {"logprobs": 5, "prompt_logprobs": 1}
         choice = self.post("/v1/completions", body, timeout, replica)["choices"][0]
         return [choice["text"], choice["logprobs"], choice["prompt_logprobs"]]
+
+
+def _sglang_has(part: str) -> bool:
+    """Whether the SGLang that is installed here has a part; without importing it."""
+    package = importlib.util.find_spec("sglang")
+    assert package is not None and package.submodule_search_locations
+    return Path(package.submodule_search_locations[0], "srt", part).exists()
 
 
 def with_release(directory: Path, release: str) -> Path:

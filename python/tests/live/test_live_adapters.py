@@ -66,7 +66,7 @@ def test_a_server_answers_as_after_loading_every_version_itself(start: Start, mo
     else:
         flags = ["--enable-lora", "--max-lora-rank", "8", "--max-loras-per-batch", "3"]
         flags += ["--lora-backend", "torch_native", "--lora-target-modules", *TARGETS]
-    variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "SPARSECAST_TEST_LORA": "1"}
+    variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "SPARSECAST_TEST_UNPINNED": "1"}
     server = start(model, *flags, kind=KIND, plugged=False, variables=variables).wait()
     endpoint = Endpoint("127.0.0.1", server.port, kind=KIND)
     engine = VllmServer(endpoint) if KIND == "vllm" else SglangServer(endpoint)

@@ -28,7 +28,8 @@ def follow_adapters(tokenizer: Any, settings: AdapterSettings) -> None:
     Raises UsageError for a server that takes no adapters while it runs, or that has several tokenizer processes.
     """
     from sglang.srt.entrypoints.http_server import app
-    from sglang.srt.runtime_context import get_lora, get_model, get_parallel, get_serving
+
+    from sparsecast.engines.sglang.releases import get_lora, get_model, get_parallel, get_serving
 
     if not get_lora().enable_lora:
         raise UsageError(f"{VARIABLE}: the server takes no adapters: start SGLang with --enable-lora")

@@ -34,7 +34,10 @@ class Drafts:
     def __init__(self, draft_worker: Any, target: ModelRunner, *, prefix: str = "", follow: bool = True) -> None:
         self._runners: list[ModelRunner] = []
         if draft_worker is not None:
-            self._runners = [runner for _, runner in draft_worker.weight_update_runners()]
+            if hasattr(draft_worker, "weight_update_runners"):
+                self._runners = [runner for _, runner in draft_worker.weight_update_runners()]
+            elif follow:
+                say_kept(_log, "of this server", "this SGLang does not tell where it is")
         self._target = target
         self._prefix = prefix
         self._follow = follow
@@ -113,7 +116,7 @@ class Drafts:
 
     def _with_files(self) -> ModelRunner | None:
         """Returns the runner of a draft with files of its own; None without a prefix, or if this rank has none."""
-        from sglang.srt.runtime_context import get_model, get_spec
+        from sparsecast.engines.sglang.releases import get_model, get_spec
 
         if not self._prefix:
             return None
@@ -130,7 +133,7 @@ def stale_draft() -> str:
     """Returns a warning that a sync leaves the draft model, with which this server guesses tokens, as it is. Returns an empty
     string if the server guesses without weights, or does not guess.
     """
-    from sglang.srt.runtime_context import get_model, get_spec
+    from sparsecast.engines.sglang.releases import get_model, get_spec
 
     spec = get_spec()
     algorithm = str(spec.speculative_algorithm or "").upper()

@@ -27,6 +27,7 @@ from sparsecast.engines.fence import TrainerFence
 from sparsecast.engines.receiver import Receipt, Receiver, State
 from sparsecast.engines.refresh.recompute import Recomputation, report
 from sparsecast.engines.sglang.draft import say_stale_draft
+from sparsecast.engines.sglang.installed import check_version, say_what_is_missing
 from sparsecast.engines.sglang.messages import GroupInfo
 from sparsecast.engines.sglang.weights import trace_and_verify, trace_weights
 from sparsecast.engines.trace.loader import TracedLoader
@@ -88,6 +89,8 @@ class SglangEnd:
         FencedError for a trainer that joined before the current one. Ranks that did not fail themselves raise
         PeerFailedError.
         """
+        raise_if_any_failed(_failure_of(check_version), self._group)
+        say_what_is_missing()
         raise_if_any_failed(self._fence.refusal(info.engine, info.trainer), self._group)
         world = World(
             host=host,

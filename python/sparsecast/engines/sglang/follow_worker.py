@@ -21,6 +21,7 @@ from sparsecast.engines.draft import KEEP, without_draft
 from sparsecast.engines.follow_settings import log_of_worker
 from sparsecast.engines.follow_table import followed_table
 from sparsecast.engines.sglang.draft import Drafts
+from sparsecast.engines.sglang.installed import check_version, say_what_is_missing
 from sparsecast.engines.sglang.messages import TraceRequest
 from sparsecast.engines.sglang.weights import (
     checkpoint_table,
@@ -132,8 +133,10 @@ def _start(
 
 def _refuse_what_cannot_follow(runner: ModelRunner) -> None:
     """Raises UnsupportedError for servers that cannot follow a log, and UsageError for one that a trainer updates."""
-    from sglang.srt.runtime_context import get_exec
+    from sparsecast.engines.sglang.releases import get_exec
 
+    check_version()
+    say_what_is_missing()
     if getattr(runner, "_sparsecast_end", None) is not None:
         raise UsageError(
             "a server takes its weights from a log or from a trainer, not from both, and a trainer has joined"
@@ -147,6 +150,6 @@ def _refuse_what_cannot_follow(runner: ModelRunner) -> None:
 
 def _stages() -> int:
     """Returns the number of pipeline stages of this server."""
-    from sglang.srt.runtime_context import get_parallel
+    from sparsecast.engines.sglang.releases import get_parallel
 
     return int(get_parallel().pp_size)

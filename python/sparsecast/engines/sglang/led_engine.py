@@ -29,7 +29,7 @@ class SglangEngine:
         """Raises UsageError for a server of several tokenizer processes, because each of them would lead the
         schedulers.
         """
-        from sglang.srt.runtime_context import get_serving
+        from sparsecast.engines.sglang.releases import get_serving
 
         processes = get_serving().tokenizer_worker_num
         if processes > 1:
@@ -75,18 +75,17 @@ class SglangEngine:
             await self._tokenizer.pause_generation(PauseGenerationReqInput(mode=chosen))
 
     async def resume(self) -> None:
-        from sglang.srt.managers.io_struct import ContinueGenerationReqInput
+        from sparsecast.engines.sglang.releases import resumption
 
-        await self._tokenizer.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
+        await self._tokenizer.continue_generation(resumption())
 
     async def reset_cache(self, mode: str) -> bool:
         return bool((await self._tokenizer.flush_cache()).success)
 
     async def name(self, version: str) -> None:
-        from sglang.srt.managers.io_struct import UpdateWeightVersionReqInput
+        from sparsecast.engines.sglang.releases import name_version
 
-        stamp = UpdateWeightVersionReqInput(new_version=version, abort_all_requests=False)
-        await self._tokenizer.update_weight_version(stamp)
+        await name_version(self._tokenizer, version)
 
 
 def lead_server(tokenizer: Any) -> None:
@@ -147,6 +146,6 @@ async def follow(tokenizer: Any, info: Mapping[str, Any]) -> str:
 
 def _server() -> str:
     """Returns a name that no other server of this machine has."""
-    from sglang.srt.runtime_context import get_serving
+    from sparsecast.engines.sglang.releases import get_serving
 
     return f"{get_serving().host}-{get_serving().port}"

@@ -17,45 +17,67 @@ from typing import TYPE_CHECKING, Any
 from sparsecast.engines.follow_settings import VARIABLE
 from sparsecast.engines.request_versions import is_wanted
 from sparsecast.engines.sglang import messages, server, stages
+from sparsecast.engines.sglang.installed import Hook, defines, existing
 from sparsecast.errors import DirtyError, Error, UsageError
 
 if TYPE_CHECKING:
     from sparsecast.engines.sglang.engine import SglangEnd
 
-_MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-_TOKENIZER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 _SERVER = "sglang.srt.entrypoints.http_server"
 _log = logging.getLogger("sparsecast")
 _ADAPTERS = f"{VARIABLE}_ADAPTERS"
 
 
+def hooks() -> list[Hook]:
+    """Returns the hooks of both processes, the scheduler and the HTTP server, for the installed SGLang."""
+    managers = "sglang.srt.managers"
+    scheduler = f"{managers}.scheduler.Scheduler"
+
+    def has(name: str) -> bool:
+        return defines(f"{managers}.scheduler", name)
+
+    def of_weights(name: str) -> str:
+        parts = f"{managers}.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+        return existing(
+            f"{parts}.{name}", f"{managers}.scheduler_update_weights_mixin.SchedulerUpdateWeightsMixin.{name}"
+        )
+
+    def of_tokenizer(name: str) -> str:
+        mixin = f"{managers}.tokenizer_control_mixin.TokenizerControlMixin"
+        return existing(f"{mixin}.{name}", f"{managers}.tokenizer_communicator_mixin.TokenizerCommunicatorMixin.{name}")
+
+    state = f"{managers}.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
+    return [
+        Hook(of_weights("init_weights_update_group"), init_group),
+        Hook(of_weights("destroy_weights_update_group"), destroy_group),
+        Hook(of_weights("check_weights"), check_weights),
+        Hook(of_weights("release_memory_occupation"), release_memory),
+        Hook(of_weights("resume_memory_occupation"), resume_memory),
+        *[Hook(f"{scheduler}.{name}", stages.between_passes) for name in stages.PASSES if has(name)][:1],
+        Hook(f"{scheduler}.get_next_batch_to_run", stages.next_batch),
+        *(
+            [Hook(f"{scheduler}._pp_microbatches_drained", stages.is_drained)]
+            if has("_pp_microbatches_drained")
+            else []
+        ),
+        *([] if has(r"is_fully_idle\(.*ignore_waiting") else [Hook(f"{scheduler}.is_fully_idle", stages.is_idle)]),
+        Hook(of_tokenizer("init_weights_update_group"), server.init_group),
+        Hook(of_tokenizer("destroy_weights_update_group"), server.destroy_group),
+        Hook(of_tokenizer("check_weights"), server.check_weights),
+        Hook(existing(state, f"{scheduler}.get_internal_state"), add_status, "after"),
+        *([Hook(f"{_SERVER}.set_global_state", server.add_request_versions, "after")] if is_wanted() else []),
+        Hook(f"{_SERVER}.set_global_state", lead, "after"),
+        *([Hook(f"{_SERVER}.set_global_state", follow_adapters, "after")] if os.environ.get(_ADAPTERS) else []),
+    ]
+
+
 def register() -> None:
-    """Registers the hooks of both processes, the scheduler and the HTTP server, with SGLang's HookRegistry, which
-    applies them. May be called more than once.
-    """
+    """Registers the hooks with SGLang's HookRegistry, which applies them. May be called more than once."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for target, hook, kind in (
-        (f"{_MANAGER}.init_weights_update_group", init_group, HookType.AROUND),
-        (f"{_MANAGER}.destroy_weights_update_group", destroy_group, HookType.AROUND),
-        (f"{_MANAGER}.check_weights", check_weights, HookType.AROUND),
-        (f"{_MANAGER}.release_memory_occupation", release_memory, HookType.AROUND),
-        (f"{_MANAGER}.resume_memory_occupation", resume_memory, HookType.AROUND),
-        (f"{_SCHEDULER}.ingest_requests", stages.between_passes, HookType.AROUND),
-        (f"{_SCHEDULER}.get_next_batch_to_run", stages.next_batch, HookType.AROUND),
-        (f"{_SCHEDULER}._pp_microbatches_drained", stages.is_drained, HookType.AROUND),
-        (f"{_TOKENIZER}.init_weights_update_group", server.init_group, HookType.AROUND),
-        (f"{_TOKENIZER}.destroy_weights_update_group", server.destroy_group, HookType.AROUND),
-        (f"{_TOKENIZER}.check_weights", server.check_weights, HookType.AROUND),
-        (f"{_STATE}.get_internal_state", add_status, HookType.AFTER),
-        *([(f"{_SERVER}.set_global_state", server.add_request_versions, HookType.AFTER)] if is_wanted() else []),
-        (f"{_SERVER}.set_global_state", lead, HookType.AFTER),
-        *([(f"{_SERVER}.set_global_state", follow_adapters, HookType.AFTER)] if os.environ.get(_ADAPTERS) else []),
-    ):
+    for target, hook, kind in hooks():
         if all(hook is not known for _, known, _ in HookRegistry._hooks.get(target, ())):
-            HookRegistry.register(target, hook, kind)
+            HookRegistry.register(target, hook, HookType(kind))
 
 
 def end_of(model_runner: Any, cpu_group: Any = None) -> SglangEnd | None:
@@ -93,7 +115,7 @@ def init_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
             )
         info = messages.parse_group(request.group_name)
         offset = request.rank_offset
-        replica, replicas, ranks = _replica()
+        replica, replicas, ranks = _replica(manager)
         if replicas > 1:
             info = dataclasses.replace(info, engine=f"{info.engine}/{replica}")
             offset += replica * ranks
@@ -132,7 +154,7 @@ def check_weights(original: Callable[..., Any], manager: Any, request: Any) -> A
 
     name = _phase_name(request.action)
     if name == "result":
-        success, message = stages.result(manager.scheduler)
+        success, message = stages.result(_scheduler_of(manager))
         return CheckWeightsReqOutput(success=success, message=message)
     if name in messages.FOLLOW_PHASES:
         return _answer(
@@ -145,9 +167,8 @@ def release_memory(original: Callable[..., Any], manager: Any, request: Any) -> 
     """Handles `/release_memory_occupation` in the scheduler: a follower of a log stops before the memory of the weights
     is released. Without --enable-memory-saver SGLang releases nothing.
     """
-    from sglang.srt.runtime_context import get_exec
-
     from sparsecast.engines.sglang.follow_worker import follower_of
+    from sparsecast.engines.sglang.releases import get_exec
 
     follower, features = follower_of(manager.tp_worker.model_runner), get_exec().features
     if follower is not None and features.enable_memory_saver and _names_weights(request):
@@ -187,19 +208,27 @@ def _phase_name(action: str) -> str:
         return ""  # The answer to the message says what is wrong.
 
 
-def _replica() -> tuple[int, int, int]:
+def _scheduler_of(manager: Any) -> Any:
+    """Returns the scheduler; in older releases the manager of its weights is the scheduler itself."""
+    return getattr(manager, "scheduler", manager)
+
+
+def _replica(manager: Any) -> tuple[int, int, int]:
     """Returns the index of this data-parallel replica, the number of replicas, and the number of ranks in each."""
-    from sglang.srt.runtime_context import get_parallel
+    from sparsecast.engines.sglang.releases import get_parallel
 
     parallel = get_parallel()
-    return parallel.dp_rank or 0, parallel.dp_size, parallel.tp_size * parallel.pp_size
+    replica = parallel.dp_rank if hasattr(parallel, "dp_rank") else _scheduler_of(manager).dp_rank
+    return replica if replica and parallel.dp_size > 1 else 0, parallel.dp_size, parallel.tp_size * parallel.pp_size
 
 
 def _group_of(manager: Any) -> Any:
     """Returns the CPU group of all ranks that hold the model together."""
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.distributed.parallel_state import get_world_group
 
-    return get_parallel().world_group.cpu_group if get_parallel().pp_size > 1 else manager.tp_cpu_group
+    from sparsecast.engines.sglang.releases import get_parallel
+
+    return get_world_group().cpu_group if get_parallel().pp_size > 1 else manager.tp_cpu_group
 
 
 def _own_end(manager: Any) -> SglangEnd:
@@ -237,7 +266,7 @@ def _run_follow_phase(manager: Any, phase: messages.Phase) -> str:
 
     group = _group_of(manager)
     runner, drafts = manager.tp_worker.model_runner, manager.draft_worker
-    follower = follow(runner, phase.settings, _replica()[0], group, phase.goal, drafts)
+    follower = follow(runner, phase.settings, _replica(manager)[0], group, phase.goal, drafts)
     is_meant = follower.replica in phase.replicas
     if phase.phase == "follow_apply" and is_meant:
         follower.apply(0.0)
@@ -268,7 +297,8 @@ def _stamp(manager: Any, version: int) -> None:
     """Makes the scheduler mark everything that it generates from now on with this version
     (`meta_info.weight_versions`).
     """
-    manager.record_weight_version_after_update(str(version))
+    if hasattr(manager, "record_weight_version_after_update"):  # Else SGLang stamps nothing.
+        manager.record_weight_version_after_update(str(version))
 
 
 def _stop_generation(manager: Any) -> None:
@@ -277,7 +307,7 @@ def _stop_generation(manager: Any) -> None:
     """
     from sglang.srt.managers.io_struct import PauseGenerationReqInput
 
-    manager.scheduler.pause_generation(PauseGenerationReqInput(mode="in_place"))
+    _scheduler_of(manager).pause_generation(PauseGenerationReqInput(mode="in_place"))
 
 
 def _answer(manager: Any, output: Callable[..., Any], work: Callable[[], str]) -> Any:
@@ -285,10 +315,10 @@ def _answer(manager: Any, output: Callable[..., Any], work: Callable[[], str]) -
     an engine of several pipeline stages the work is put aside until no batch is on its way in any stage
     (`stages.put_aside`), and the message only says so.
     """
-    from sglang.srt.runtime_context import get_parallel
+    from sparsecast.engines.sglang.releases import get_parallel
 
     if get_parallel().pp_size > 1:
-        success, message = stages.put_aside(manager.scheduler, lambda: _outcome(work), get_parallel().pp_size)
+        success, message = stages.put_aside(_scheduler_of(manager), lambda: _outcome(work), get_parallel().pp_size)
     else:
         success, message = _outcome(work)
     return output(success=success, message=message)
@@ -312,7 +342,7 @@ def add_status(result: Any, controller: Any, request: Any) -> Any:
     """
     from sparsecast.engines.sglang.follow_worker import follower_of
 
-    runner = controller.scheduler.tp_worker.model_runner
+    runner = _scheduler_of(controller).tp_worker.model_runner
     known = follower_of(runner) or end_of(runner)
     result.internal_state["sparsecast"] = {"state": "not joined"} if known is None else known.status()
     return result
@@ -335,10 +365,9 @@ def follow_adapters(result: Any, state: Any) -> Any:
     """Hook after the function that gives SGLang's HTTP server its tokenizer manager: starts to follow the logs of
     adapters that the environment names. Returns `result`, the result of the hooked function.
     """
-    from sglang.srt.runtime_context import get_serving
-
     from sparsecast.adapters.following import AdapterSettings
     from sparsecast.engines.sglang import adapters
+    from sparsecast.engines.sglang.releases import get_serving
 
     settings = AdapterSettings.from_environment(os.environ, f"{get_serving().host}-{get_serving().port}")
     if settings is not None:

@@ -23,8 +23,8 @@ LEAVE_SECONDS = 30.0
 _POLL_SECONDS = (0.005, 0.1)  # First and longest pause between two questions whether a version is staged.
 _BETWEEN = " | "  # What SGLang puts between the answers of replicas.
 
-Answer = tuple[bool, str, Any, Any]
-Check = Callable[..., Awaitable[Answer]]
+Answer = tuple[bool, str]
+Check = Callable[..., Awaitable[tuple[Any, ...]]]
 
 
 async def init_group(original: Callable[..., Any], tokenizer: Any, obj: Any, request: Any = None) -> tuple[bool, str]:
@@ -89,25 +89,45 @@ def _joined(answers: list[Any]) -> tuple[bool, str]:
 
 
 async def _ask(tokenizer: Any, obj: Any) -> Answer:
-    success, words = await _ask_replicas(tokenizer, "check_weights_communicator", obj)
-    return success, words, None, None
+    return await _ask_replicas(tokenizer, "check_weights_communicator", obj)
 
 
-async def check_weights(original: Check, tokenizer: Any, obj: Any, request: Any = None) -> Answer:
+async def check_weights(original: Check, tokenizer: Any, obj: Any, request: Any = None) -> tuple[Any, ...]:
     """Answers `/weights_checker` with an action of sparsecast; hands other actions to `original`. Phase "staged" is
     answered when the version has arrived, or after the timeout of the phase.
-
-    For "staged", the scheduler is asked again and again: if it waited itself, its loop would stop, and generation with
-    it.
     """
     if not messages.is_ours(obj.action):
         return await original(tokenizer, obj, request)
+    # How many values the route takes differs between releases; SGLang's method makes them of a scheduler's answer.
+    return await original(_Answered(*await _answer(tokenizer, obj)), obj, request)
+
+
+class _Answered:
+    """A tokenizer manager whose schedulers have answered."""
+
+    def __init__(self, success: bool, words: str) -> None:
+        self._answer = (success, words)
+
+    def auto_create_handle_loop(self) -> None:
+        """Nothing is left to come."""
+
+    async def check_weights_communicator(self, _: Any) -> list[Any]:
+        from sglang.srt.managers.io_struct import CheckWeightsReqOutput
+
+        success, words = self._answer
+        return [CheckWeightsReqOutput(success=success, message=words)]
+
+
+async def _answer(tokenizer: Any, obj: Any) -> Answer:
+    """Does the step that the action of `obj` names. For "staged", the scheduler is asked again and again: if it waited
+    itself, its loop would stop, and generation with it.
+    """
     try:
         phase = messages.parse_phase(obj.action)
     except Error as error:
-        return False, f"{error} [{error.code}]", None, None
+        return False, f"{error} [{error.code}]"
     if phase.phase in messages.FOLLOW_PHASES:
-        return False, f"{phase.phase!r} is a step of the server itself, which follows a log [usage]", None, None
+        return False, f"{phase.phase!r} is a step of the server itself, which follows a log [usage]"
     if phase.phase == "lease":
         return await _renew_lease(tokenizer, phase)
     until = time.monotonic() + phase.timeout
@@ -115,9 +135,9 @@ async def check_weights(original: Check, tokenizer: Any, obj: Any, request: Any 
     while True:
         answer = await _ask(tokenizer, obj)
         if phase.phase != "staged" or not answer[0] or messages.RECEIVING not in answer[1].split(_BETWEEN):
-            return (True, messages.STAGED, None, None) if phase.phase == "staged" and answer[0] else answer
+            return (True, messages.STAGED) if phase.phase == "staged" and answer[0] else answer
         if time.monotonic() >= until:
-            return False, f"the next version has not come within {phase.timeout} s [timeout]", None, None
+            return False, f"the next version has not come within {phase.timeout} s [timeout]"
         await asyncio.sleep(pause)
         pause = min(2 * pause, longest)
 
@@ -134,25 +154,23 @@ async def _renew_lease(tokenizer: Any, phase: messages.Phase) -> Answer:
         await lease.end()
     else:
         await lease.renew(phase.seconds)
-    return True, lease.last_expiry, None, None
+    return True, lease.last_expiry
 
 
 async def _expire(tokenizer: Any) -> str:
     """Ends the update of a trainer that is gone, and resumes generation if all replicas hold the same whole version.
     Returns a sentence that says what was done.
     """
-    from sglang.srt.managers.io_struct import (
-        CheckWeightsReqInput,
-        ContinueGenerationReqInput,
-        UpdateWeightVersionReqInput,
-    )
+    from sglang.srt.managers.io_struct import CheckWeightsReqInput
+
+    from sparsecast.engines.sglang.releases import name_version, resumption
 
     if not tokenizer.is_pause:
         return "the engine was not paused"
 
     async def ask(phase: messages.PhaseName, committed: bool | None = None) -> list[dict[str, Any]] | str:
         action = messages.phase_action(phase, LEAVE_SECONDS, committed=committed)
-        success, words, _, _ = await _ask(tokenizer, CheckWeightsReqInput(action=action))
+        success, words = await _ask(tokenizer, CheckWeightsReqInput(action=action))
         return [json.loads(said) for said in words.split(_BETWEEN)] if success else words
 
     held = await ask("held")
@@ -167,10 +185,9 @@ async def _expire(tokenizer: Any) -> str:
         return f"the engine stays paused until a trainer seeds it: {', '.join(states)}"
     version = versions.pop()
     if version > 0:
-        stamp = UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
-        await tokenizer.update_weight_version(stamp)
+        await name_version(tokenizer, str(version))
     await tokenizer.flush_cache()
-    await tokenizer.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
+    await tokenizer.continue_generation(resumption())
     return f"resumed at version {version}" if version >= 0 else "resumed with the weights that it had"
 
 
@@ -185,8 +202,10 @@ def add_request_versions(result: Any, state: Any) -> Any:
     """
     from sglang.srt.entrypoints.http_server import app
 
+    from sparsecast.engines.sglang.releases import named_version
+
     async def ask() -> str:
-        return str(state.tokenizer_manager.config_value("weight_version"))
+        return named_version(state.tokenizer_manager)
 
     app.add_middleware(RequestVersions, ask=ask)
     return result

@@ -19,6 +19,10 @@ from typing import Any
 from sparsecast.engines.sglang.messages import DEFERRED
 
 Outcome = tuple[bool, str]
+PASSES = ("ingest_requests", "recv_requests")
+"""Methods of the scheduler that take requests at the begin of each pass of its loop; a release has one of them first, or
+none of them.
+"""
 
 
 @dataclass
@@ -31,8 +35,10 @@ class _Step:
 
 def put_aside(scheduler: Any, work: Callable[[], Outcome], stages: int) -> Outcome:
     """Puts `work` aside until no batch is on its way in any of the `stages` pipeline stages. Returns (True, DEFERRED),
-    or (False, the reason) if another step is still put aside.
+    or (False, the reason) if another step is still put aside, or if the passes of this release cannot be counted.
     """
+    if not any(hasattr(scheduler, name) for name in PASSES):
+        return False, "this release of SGLang has stages in which no step can be done: use --pp-size 1 [unsupported]"
     if getattr(scheduler, "_sparsecast_step", None) is not None:
         return False, "the step before has not ended yet [usage]"
     scheduler._sparsecast_step = _Step(work, scheduler.pp_loop_size + stages)
@@ -51,7 +57,7 @@ def result(scheduler: Any) -> Outcome:
 
 def between_passes(original: Callable[..., Any], scheduler: Any, *arguments: Any, **options: Any) -> Any:
     """Hook around the function that takes requests in each pass of the scheduler's loop: counts the passes, and does
-    the step that was put aside when its time has come. Then calls `original`.
+    the step that was put aside when its time has come. Then calls `original`, in which a stage waits for the one before.
     """
     step: _Step | None = getattr(scheduler, "_sparsecast_step", None)
     if step is not None:
@@ -66,21 +72,43 @@ def next_batch(original: Callable[..., Any], scheduler: Any, *arguments: Any, **
     """Hook around the function that chooses the next batch: chooses none while a step is put aside, or while an engine
     with pipeline stages is paused. The running batch stays as it is. Otherwise calls `original`.
     """
-    from sglang.srt.managers.scheduler import NextBatchPlan
-    from sglang.srt.runtime_context import get_parallel
+    from sparsecast.engines.sglang.releases import get_parallel
 
     paused = get_parallel().pp_size > 1 and scheduler._engine_paused
     if getattr(scheduler, "_sparsecast_step", None) is None and not paused:
         return original(scheduler, *arguments, **options)
-
+    try:
+        from sglang.srt.managers.scheduler import NextBatchPlan
+    except ImportError:  # In older releases the running batch stays in the scheduler.
+        return None
     running = options["running_batch"] if "running_batch" in options else arguments[0]
     return NextBatchPlan(batch_to_run=None, running_batch=running)
 
 
-def is_drained(original: Callable[..., bool], scheduler: Any) -> bool:
+def is_drained(original: Callable[..., bool], scheduler: Any, *arguments: Any) -> bool:
     """Hook around the function that says whether no pipeline stage has a request left. SGLang does not look at batches
     that have been computed and that the next choice of a batch would join with the running ones. While none is chosen
     they last, and SGLang would take the server for idle: it would flush their caches, or end itself because of them.
     """
     left = (batch for batch in getattr(scheduler, "last_mbs", ()) if batch is not None)
-    return original(scheduler) and not any(request.kv.holds_kv for batch in left for request in batch.reqs)
+    held = any(_holds_cache(request) for batch in left for request in batch.reqs)
+    return original(scheduler, *arguments) and not held
+
+
+def is_idle(original: Callable[..., bool], scheduler: Any, for_health_check: bool = False) -> bool:
+    """Hook around the function of releases before 0.5.21 that says whether the scheduler has no request left: those of
+    the stages as `is_drained`, and in a paused engine not those that wait without memory of the cache, as newer releases
+    do. Otherwise no cache could be flushed after a pause that took requests back, and they would go on with prefixes of
+    the weights before.
+    """
+    waiting = scheduler.waiting_queue
+    if scheduler._engine_paused and not for_health_check and not any(map(_holds_cache, waiting)):
+        scheduler.waiting_queue = []
+    try:
+        return is_drained(original, scheduler, for_health_check)
+    finally:
+        scheduler.waiting_queue = waiting
+
+
+def _holds_cache(request: Any) -> bool:
+    return bool(request.kv.holds_kv) if hasattr(request, "kv") else request.req_pool_idx is not None

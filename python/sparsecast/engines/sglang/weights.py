@@ -86,11 +86,11 @@ def _twin(config: ModelConfig) -> tuple[torch.nn.Module, Constants]:
 
 
 def _server_wide_reason(model: torch.nn.Module) -> str | None:
-    from sglang.srt.model_executor.model_runner_components.weight_updater import _unsupported_derived_weight_cache_error
     from sglang.srt.model_loader.loader import QuantizedRLModelLoader
-    from sglang.srt.runtime_context import get_exec, get_model
 
-    if get_model().weight_cache_mode != "off":
+    from sparsecast.engines.sglang.releases import get_exec, get_model
+
+    if getattr(get_model(), "weight_cache_mode", "off") != "off":
         return "the weights are shared with other servers through the weight cache (--weight-cache-mode)"
     experts = get_exec().moe
     if experts.enable_eplb or experts.elastic_ep_backend is not None:
@@ -99,6 +99,12 @@ def _server_wide_reason(model: torch.nn.Module) -> str | None:
         return "ranks keep second copies of experts (--ep-num-redundant-experts)"
     if QuantizedRLModelLoader.is_reload_scenario(model):
         return "the server quantises what it loads (--load-format flash_rl)"
+    try:
+        from sglang.srt.model_executor.model_runner_components.weight_updater import (
+            _unsupported_derived_weight_cache_error,
+        )
+    except ImportError:  # A release before such caches.
+        return None
     reason: str | None = _unsupported_derived_weight_cache_error(model)
     return reason
 
@@ -280,17 +286,35 @@ def checkpoint_table(
     from safetensors import safe_open
 
     table: list[CanonicalTensor] = []
-    for source in _loader(config, load_format).resolve_model_weights(config, model):
-        for path in source.weight_files:
-            if not source.use_safetensors:
+    for prefix, paths, are_safetensors in _files(_loader(config, load_format), model, config):
+        for path in paths:
+            if not are_safetensors:
                 raise UsageError(
                     f"{path!r} is no safetensors file: start from such files, or name the trainer's tensors in group_name"
                 )
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 (safe_open is no dict)
                     part = file.get_slice(name)
-                    table.append((source.source.prefix + name, part.get_dtype(), tuple(part.get_shape())))
+                    table.append((prefix + name, part.get_dtype(), tuple(part.get_shape())))
     return table
+
+
+def _files(loader: Any, model: torch.nn.Module, config: ModelConfig) -> Iterator[tuple[str, Sequence[str], bool]]:
+    """Yields the prefix of the names, the paths and whether they are safetensors files of each part of a checkpoint."""
+    if hasattr(loader, "resolve_model_weights"):
+        for part in loader.resolve_model_weights(config, model):
+            yield part.source.prefix, part.weight_files, part.use_safetensors
+        return
+    from sglang.srt.model_loader.loader import maybe_add_mtp_safetensors
+
+    for source in (loader.Source.init_new(config, model), *getattr(model, "secondary_weights", ())):
+        folder, paths, are_safetensors = loader._prepare_weights(
+            source.model_or_path, source.revision, source.fall_back_to_pt
+        )
+        if are_safetensors and source.model_config is not None:
+            index = "model.safetensors.index.json"
+            paths = maybe_add_mtp_safetensors(paths, folder, index, source.model_config.hf_config)
+        yield source.prefix, paths, are_safetensors
 
 
 def checkpoint_tensors(
@@ -307,10 +331,13 @@ def _loader(config: ModelConfig, load_format: str | None) -> Any:
     """Returns SGLang's reader for the files of a model; it runs no collectives over the ranks. Raises UnsupportedError if the server was started without a checkpoint."""
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.model_loader.loader import DefaultModelLoader, get_model_loader
-    from sglang.srt.runtime_context import get_model
+
+    from sparsecast.engines.sglang.releases import get_model
 
     load_format = load_format or get_model().load_format
-    loader = get_model_loader(LoadConfig(load_format=load_format, load_group=None), config)
+    load_config = LoadConfig(load_format=load_format)
+    load_config.load_group = None  # In older releases no loader has one.
+    loader = get_model_loader(load_config, config)
     if not isinstance(loader, DefaultModelLoader):
         raise UnsupportedError(
             f"a server started with --load-format {load_format} has no checkpoint to compare its memory with: start it "

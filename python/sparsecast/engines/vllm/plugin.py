@@ -19,28 +19,17 @@ SUPPORTED = ((0, 28), (0, 33))
 """First and last version of vLLM that this is made for; docs/engines.md says what was run with each."""
 
 _logger = logging.getLogger("vllm.sparsecast")
-_said = False
-_said_missing = False
 
 
 def check_version() -> None:
     """Logs a warning, once in a process, if the installed version of vLLM is newer than those that sparsecast is made
     for. Raises UnsupportedError for an older version, which has another weight-transfer interface.
     """
-    global _said
     from vllm import __version__
 
-    from sparsecast.errors import UnsupportedError
+    from sparsecast.engines.release import refuse_other_engine
 
-    version = _parsed(__version__)
-    supported = " to ".join(".".join(map(str, one)) for one in SUPPORTED)
-    if version is not None and version < SUPPORTED[0]:
-        raise UnsupportedError(
-            f"vLLM {__version__} has another weight-transfer interface: sparsecast needs {supported}"
-        )
-    if (version is None or version > SUPPORTED[1]) and not _said:
-        _said = True
-        _logger.warning("sparsecast is made for vLLM %s; this is %s, which may differ", supported, __version__)
+    refuse_other_engine("vLLM", __version__, SUPPORTED, "has another weight-transfer interface", _logger)
 
 
 def missing() -> list[str]:
@@ -65,19 +54,11 @@ def missing() -> list[str]:
 
 def say_what_is_missing() -> None:
     """Logs what the installed vLLM lacks (`missing`), once in a process."""
-    global _said_missing
-    if _said_missing:
-        return
-    _said_missing = True
     from vllm import __version__
 
-    for words in missing():
-        _logger.warning("vLLM %s: %s", __version__, words)
+    from sparsecast.engines.release import say_lacks
 
-
-def _parsed(version: str) -> tuple[int, int] | None:
-    parts = version.split(".")
-    return (int(parts[0]), int(parts[1])) if len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit() else None
+    say_lacks("vLLM", __version__, missing(), _logger)
 
 
 def _limit_vector_units() -> None:
