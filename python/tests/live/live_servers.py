@@ -130,7 +130,7 @@ class LiveServer:
 
     def _sglang_variables(self, plugged: bool) -> dict[str, str]:
         cores = "|".join("01"[rank % 2] for rank in range(self.ranks))
-        is_old = not _sglang_has("runtime_context.py")  # Binds tensor-parallel ranks alone.
+        is_old = not sglang_source("runtime_context.py")  # Binds tensor-parallel ranks alone.
         return {
             **{"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "sparsecast" if plugged else "none"},
             **({"SPARSECAST_FOLLOW": self._follows} if self._follows else {}),
@@ -156,7 +156,7 @@ class LiveServer:
         return command + ([f"--{self.cut}-parallel-size", str(self.ranks)] if self.ranks > 1 else [])
 
     def _sglang_command(self, plugged: bool) -> list[str]:
-        with_hooks = plugged and not _sglang_has("plugins")
+        with_hooks = plugged and not sglang_source("plugins/__init__.py")
         module = "sparsecast.engines.sglang.launch_server" if with_hooks else "sglang.launch_server"
         command = [sys.executable, "-m", module, "--model-path", str(self.model), "--device", "cpu"]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", "m", "--dtype", "bfloat16"]
@@ -236,11 +236,12 @@ class LiveServer:
         return [choice["text"], choice["logprobs"], choice["prompt_logprobs"]]
 
 
-def _sglang_has(part: str) -> bool:
-    """Whether the SGLang that is installed here has a part; without importing it."""
+def sglang_source(part: str) -> str:
+    """The source of a part of the SGLang that is installed here, without importing it; empty if it has none."""
     package = importlib.util.find_spec("sglang")
     assert package is not None and package.submodule_search_locations
-    return Path(package.submodule_search_locations[0], "srt", part).exists()
+    path = Path(package.submodule_search_locations[0], "srt", part)
+    return path.read_text() if path.exists() else ""
 
 
 def with_release(directory: Path, release: str) -> Path:
