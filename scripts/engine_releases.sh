@@ -42,9 +42,9 @@ done
 for line in "${live[@]}"; do
   read -r version libraries <<<"$line"
   # shellcheck disable=SC2086 # Each library is an argument.
-  [[ -d $folder/$version/libraries ]] || step "install the libraries of $version" .venv-sglang/bin/python3 -m pip install \
-    --quiet --no-deps --only-binary :all: --target "$folder/$version/libraries" $libraries
-  SPARSECAST_TEST_UNPINNED=1 PYTHONPATH=$folder/$version:$folder/$version/libraries:$repository/build/release/python \
+  [[ -d $folder/$version/live ]] || step "install $version" .venv-sglang/bin/python3 -m pip install --quiet --no-deps \
+    --only-binary :all: --target "$folder/$version/live" "$version" $libraries
+  SPARSECAST_TEST_UNPINNED=1 PYTHONPATH=$folder/$version/live:$repository/build/release/python \
     .venv-sglang/bin/python3 -m pytest -q -rs -p no:cacheprovider python/tests/live/test_live_sglang.py
 done
 cd python/tests/control
