@@ -191,7 +191,7 @@ def answers(server: LiveServer, replicas: int) -> list[str]:
 
 @pytest.mark.skipif(
     "torch.cuda.current_stream()" in sglang_source("managers/scheduler_pp_mixin.py"),
-    reason="the loop for stages of this SGLang runs on CUDA only",
+    reason="the loop for stages of this SGLang asks for a CUDA stream",
 )
 def test_every_rank_of_replicas_and_stages_holds_what_sglang_itself_would_load(
     start: Start, model: Path, tmp_path: Path
