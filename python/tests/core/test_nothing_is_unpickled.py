@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 PACKAGE = pathlib.Path(__file__).parents[2] / "sparsecast"
 MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
-CALLS = {"eval", "exec", "compile", "__import__", "import_module", "run_module", "run_path"}
+CALLS = {"eval", "exec", "compile"}
+#: What imports or runs a module; one whose name is written there is as an import statement.
+CALLS_OF_MODULES = {"__import__", "import_module", "run_module", "run_path"}
 #: Imports what the user names on the command line of a test (`--start`).
 NAMED_BY_USERS = "testing/weight_transfer/backends.py", "calls import_module"
 #: Of torch and torch.distributed: what unpickles.
@@ -30,7 +32,10 @@ def findings(path: pathlib.Path, root: pathlib.Path) -> Iterator[str]:
         if isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
             owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-            if name in CALLS and not (isinstance(owner, ast.Name) and owner.id == "re"):
+            is_written = bool(node.args) and isinstance(node.args[0], ast.Constant)
+            if (name in CALLS and not (isinstance(owner, ast.Name) and owner.id == "re")) or (
+                name in CALLS_OF_MODULES and not is_written
+            ):
                 yield f"{where}: calls {name}"
             if name == "load" and isinstance(owner, ast.Name) and owner.id in ("torch", "numpy", "np"):
                 yield f"{where}: calls {owner.id}.load"
@@ -48,5 +53,6 @@ def test_the_search_finds_what_it_is_for(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "bad.py"
     path.write_text(
         "import pickle\nfrom dill import loads\nimport torch\ntorch.load('x')\neval('1')\ndist.all_gather_object([], 1)\n"
+        "import_module(name)\nimport_module('json')\n"
     )
-    assert len(list(findings(path, tmp_path))) == 5
+    assert len(list(findings(path, tmp_path))) == 6

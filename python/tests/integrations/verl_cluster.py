@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import socket
 import tempfile
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import ray
 import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
-from sparsecast_ports import free_port
+from sparsecast_ports import held_port
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from verl.checkpoint_engine import CheckpointEngineManager, CheckpointEngineRegistry, CheckpointEngineWorker
@@ -167,7 +168,10 @@ class Cluster:
         self._kinds = kinds
         self._trainer = ray.remote(num_cpus=0)(Trainer)
         self._rollout = ray.remote(num_cpus=0)(Rollout)
-        port = free_port()
+        self._held: list[
+            socket.socket
+        ] = []  # Ports of rendezvous, which begin when the ranks have imported everything.
+        port = self._hold_port()
         self.trainers = [
             self._trainer.options(runtime_env=_ranks(rank, TRAINERS, port)).remote(self.config, 5)
             for rank in range(TRAINERS)
@@ -179,7 +183,12 @@ class Cluster:
         )
 
     def _start(self, kind: str, node: str) -> Any:
-        return self._rollout.options(runtime_env=_ranks(0, 1, free_port())).remote(self.config, kind, node)
+        return self._rollout.options(runtime_env=_ranks(0, 1, self._hold_port())).remote(self.config, kind, node)
+
+    def _hold_port(self) -> int:
+        self._held.append(held_port())
+        port: int = self._held[-1].getsockname()[1]
+        return port
 
     def restart(self, index: int) -> None:
         ray.kill(self.rollouts[index])
@@ -209,6 +218,8 @@ class Cluster:
     def close(self) -> None:
         for actor in [*self.trainers, *self.rollouts]:
             ray.kill(actor)
+        for held in self._held:
+            held.close()
 
 
 def _ranks(rank: int, size: int, port: int) -> dict[str, Any]:
