@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -97,14 +98,17 @@ def make_source(tensors: dict[str, torch.Tensor]) -> Any:
     """Returns vLLM's `WeightSource` of whole tensors, which are read anew in every pass."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
-    class Source(WeightSource):
-        def metadata(self) -> list[Any]:
-            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    def metadata(_: WeightSource) -> list[Any]:
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
 
-        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-            yield from tensors.items()
+    def whole(_: WeightSource) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from tensors.items()
 
-    return Source()
+    # vLLM 0.33 has another name for the one, and another kind of property for the other.
+    members: dict[str, Any] = {"__iter__": whole, "metadata": metadata}
+    if hasattr(WeightSource, "iter_full"):
+        members = {"iter_full": whole, "metadata": functools.cached_property(metadata)}
+    return type("Source", (WeightSource,), members)()
 
 
 def _die_when_sent(byte: int) -> None:
