@@ -2,10 +2,10 @@
 """Checkpoint engines of frameworks that gather whole tensors, and whose rollout engines load whole tensors: NeMo-RL,
 and verl's backend "sparsecast". What travels is what changed.
 
-Rank 0 of the trainer compares each gathered tensor with its mirror. At a rollout worker, records become tensors in memory
-that all workers of the node see. The first worker of a node, its leader, receives, stages and applies the records to that memory, whose digest is
-verified before and after. Its neighbours map the same memory, and read it once the whole group has voted. The leader
-writes again only in the next sync, which begins when every worker has come back.
+Rank 0 of the trainer compares each gathered tensor with its mirror. At a rollout worker, records become tensors in
+memory that all workers of the node see. The first worker of a node, its leader, receives, stages and applies the records
+to that memory, whose digest is verified before and after. Its neighbours map the same memory, and read it once the whole
+group has voted. The leader writes again only in the next sync, which begins when every worker has come back.
 """
 
 from __future__ import annotations

@@ -56,11 +56,11 @@ def megatron_layout(
     virtual stage V, and their own dtypes, which must be the engine's. Local tensors whose names match a pattern in
     ``skip`` (fnmatch; the tensors of multi-token prediction, for example) are in the layout without content.
 
-    Raises UnsupportedError naming a parameter without a rule, or of a hybrid model's layers, or whose memory is not
-    plain (DTensors, fp8 parameters of Transformer Engine), or an option under which values differ (zero-centred norms)
-    or rows lie in another order (interleaved rotary embeddings, interleaved gates) or are cut once more (generalized
-    tensor parallelism). Raises UsageError naming a
-    parameter whose shape contradicts configuration and parallel state.
+    Raises UnsupportedError naming a parameter without a rule, or of a hybrid model's layers where ``naming`` has no
+    mixer (and the other way round), or whose memory is not plain (DTensors, fp8 parameters of Transformer Engine), or an
+    option under which values differ (zero-centred norms) or rows lie in another order (interleaved rotary embeddings,
+    interleaved gates) or are cut once more (generalized tensor parallelism). Raises UsageError naming a parameter whose
+    shape contradicts configuration and parallel state.
     """
     for option, why in _OTHER_VALUES.items():
         if getattr(config, option, False):

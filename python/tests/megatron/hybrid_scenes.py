@@ -9,9 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from megatron_scenes import HEAD, HEADS, HIDDEN, VOCAB, distinct
+from megatron_scenes import EXPERT_FFN, EXPERTS, FFN, GROUPS, HEAD, HEADS, HIDDEN, SHARED_FFN, VOCAB, distinct
 
-GROUPS, FFN, EXPERTS, EXPERT_FFN, SHARED_FFN = 4, 40, 4, 12, 20
 MAMBA_HEADS, MAMBA_HEAD, MAMBA_GROUPS, STATE, KERNEL = 8, 6, 4, 5, 4
 INNER, STATES = MAMBA_HEADS * MAMBA_HEAD, MAMBA_GROUPS * STATE
 
